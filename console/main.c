@@ -1,0 +1,21 @@
+/* The program's entry: for now it only says what it is. */
+#include "config.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char usage[] = "usage: rankscope [--version | --help]\n";
+
+int main(int argc, char **argv)
+{
+    if (argc == 2 && strcmp(argv[1], "--version") == 0) {
+        printf("rankscope %s\n", PACKAGE_VERSION);
+        return 0;
+    }
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+        fputs(usage, stdout);
+        return 0;
+    }
+    fputs(usage, stderr);
+    return 2;
+}

@@ -1,0 +1,3 @@
+# docs: what is written about rankscope.
+dist_noinst_DATA += \
+	docs/design.md

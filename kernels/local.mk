@@ -1,0 +1,34 @@
+# kernels: what ops do to memory.
+noinst_LIBRARIES += libkernels.a
+
+libkernels_a_SOURCES = \
+	kernels/type.h
+libkernels_a_LIBADD =
+
+# Files that need vector instructions are compiled with their own flags; their objects then join libkernels.a.
+if HAVE_X86
+noinst_LIBRARIES += libkernels_avx2.a libkernels_avx512.a
+libkernels_avx2_a_SOURCES =
+libkernels_avx2_a_CFLAGS = $(AM_CFLAGS) $(AVX2_CFLAGS)
+libkernels_avx512_a_SOURCES =
+libkernels_avx512_a_CFLAGS = $(AM_CFLAGS) $(AVX512_CFLAGS)
+libkernels_a_LIBADD += $(libkernels_avx2_a_OBJECTS) $(libkernels_avx512_a_OBJECTS)
+endif
+
+# CUDA sources, shipped in every tarball, compiled where nvcc is. Automake does not know .cu, so the rule is ours.
+CUDA_SOURCES =
+EXTRA_DIST += $(CUDA_SOURCES)
+if HAVE_CUDA
+libkernels_a_LIBADD += $(CUDA_SOURCES:.cu=.o)
+endif
+
+SUFFIXES += .cu
+AM_V_NVCC = $(AM_V_NVCC_$(V))
+AM_V_NVCC_ = $(AM_V_NVCC_$(AM_DEFAULT_VERBOSITY))
+AM_V_NVCC_0 = @echo "  NVCC    " $@;
+AM_V_NVCC_1 =
+.cu.o:
+	$(AM_V_at)$(MKDIR_P) $(@D)/$(DEPDIR)
+	$(AM_V_NVCC)$(NVCC) -std=c++17 $(NVCC_GENCODE) -I. -I$(top_srcdir) -Xcompiler -fPIC $(NVCCFLAGS) \
+	  -MMD -MT $@ -MF $(@D)/$(DEPDIR)/$(@F).d -c -o $@ $<
+-include $(wildcard kernels/cuda/$(DEPDIR)/*.d)

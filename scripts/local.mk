@@ -1,0 +1,2 @@
+# scripts: commands for people who build and test. Lua scripts for operators are installed with the other data.
+dist_noinst_SCRIPTS +=

@@ -1,0 +1,48 @@
+# tests: TAP programs in C (tests/*_test.c) and in shell (tests/*.t), run by `make check`.
+
+# C tests. Each is one source file: add its name here, sorted, and NAME_SOURCES below only if it needs more than NAME.c.
+check_PROGRAMS += \
+	tests/error_test
+
+# Shell tests.
+shell_tests =
+
+# What tests read.
+EXTRA_DIST += $(shell_tests) \
+	tests/golden \
+	tests/tap.sh
+
+check_LIBRARIES += tests/libtap.a
+tests_libtap_a_SOURCES = \
+	tests/tap.c \
+	tests/tap.h
+LDADD = tests/libtap.a libengine.a libkernels.a $(ENGINE_LIBS)
+AM_DEFAULT_SOURCE_EXT = .c
+
+TESTS = $(check_PROGRAMS) $(shell_tests)
+TEST_EXTENSIONS = .t
+
+# A test that hangs is killed and counts as an error. Seconds; sanitizer builds raise it.
+TEST_SECONDS = 900
+tap_driver = env AM_TAP_AWK='$(AWK)' $(SHELL) $(top_srcdir)/build-aux/tap-driver.sh
+LOG_DRIVER = $(tap_driver)
+LOG_COMPILER = timeout -k 10 $(TEST_SECONDS)
+T_LOG_DRIVER = $(tap_driver)
+T_LOG_COMPILER = timeout -k 10 $(TEST_SECONDS) sh
+
+# Each test gets the same surroundings everywhere: its own empty directory as scratch space and home, a UTF-8 locale, no terminal.
+AM_TESTS_ENVIRONMENT = \
+	TEST_SCRATCH='$(abs_builddir)/tests/scratch/$(notdir $(@:.log=))'; \
+	rm -rf "$$TEST_SCRATCH"; $(MKDIR_P) "$$TEST_SCRATCH/home" "$$TEST_SCRATCH/run"; chmod 700 "$$TEST_SCRATCH/run"; \
+	HOME="$$TEST_SCRATCH/home"; XDG_RUNTIME_DIR="$$TEST_SCRATCH/run"; \
+	XDG_CONFIG_HOME="$$HOME/.config"; XDG_DATA_HOME="$$HOME/.local/share"; \
+	XDG_STATE_HOME="$$HOME/.local/state"; XDG_CACHE_HOME="$$HOME/.cache"; \
+	abs_srcdir='$(abs_top_srcdir)'; abs_builddir='$(abs_builddir)'; RANKSCOPE_DATADIR='$(abs_top_srcdir)'; NM='$(NM)'; \
+	LC_ALL=C.UTF-8; TERM=dumb; \
+	export TEST_SCRATCH HOME XDG_RUNTIME_DIR XDG_CONFIG_HOME XDG_DATA_HOME XDG_STATE_HOME XDG_CACHE_HOME \
+	  abs_srcdir abs_builddir RANKSCOPE_DATADIR NM LC_ALL TERM; \
+	unset NO_COLOR COLUMNS LINES INPUTRC CDPATH; \
+	exec </dev/null;
+
+clean-local:
+	rm -rf tests/scratch
