@@ -1,3 +1,4 @@
 # docs: what is written about rankscope.
 dist_noinst_DATA += \
-	docs/design.md
+	docs/design.md \
+	docs/protocol.md

@@ -5,7 +5,8 @@ check_PROGRAMS += \
 	tests/error_test
 
 # Shell tests.
-shell_tests =
+shell_tests = \
+	tests/boundaries.t
 
 # What tests read.
 EXTRA_DIST += $(shell_tests) \
@@ -37,10 +38,10 @@ AM_TESTS_ENVIRONMENT = \
 	HOME="$$TEST_SCRATCH/home"; XDG_RUNTIME_DIR="$$TEST_SCRATCH/run"; \
 	XDG_CONFIG_HOME="$$HOME/.config"; XDG_DATA_HOME="$$HOME/.local/share"; \
 	XDG_STATE_HOME="$$HOME/.local/state"; XDG_CACHE_HOME="$$HOME/.cache"; \
-	abs_srcdir='$(abs_top_srcdir)'; abs_builddir='$(abs_builddir)'; RANKSCOPE_DATADIR='$(abs_top_srcdir)'; NM='$(NM)'; \
+	abs_srcdir='$(abs_top_srcdir)'; abs_builddir='$(abs_builddir)'; RANKSCOPE_DATADIR='$(abs_top_srcdir)'; NM='$(NM)'; CC='$(CC)'; \
 	LC_ALL=C.UTF-8; TERM=dumb; \
 	export TEST_SCRATCH HOME XDG_RUNTIME_DIR XDG_CONFIG_HOME XDG_DATA_HOME XDG_STATE_HOME XDG_CACHE_HOME \
-	  abs_srcdir abs_builddir RANKSCOPE_DATADIR NM LC_ALL TERM; \
+	  abs_srcdir abs_builddir RANKSCOPE_DATADIR NM CC LC_ALL TERM; \
 	unset NO_COLOR COLUMNS LINES INPUTRC CDPATH; \
 	exec </dev/null;
 
