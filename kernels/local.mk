@@ -2,6 +2,14 @@
 noinst_LIBRARIES += libkernels.a
 
 libkernels_a_SOURCES = \
+	kernels/cpu/matmul.c \
+	kernels/cpu/matmul.h \
+	kernels/cpu/matmul_impl.h \
+	kernels/cpu/matmul_portable.c \
+	kernels/quant.c \
+	kernels/quant.h \
+	kernels/quant_encode.c \
+	kernels/type.c \
 	kernels/type.h
 libkernels_a_LIBADD =
 

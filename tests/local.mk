@@ -1,16 +1,26 @@
 # tests: TAP programs in C (tests/*_test.c) and in shell (tests/*.t), run by `make check`.
 
 # C tests. Each is one source file: add its name here, sorted, and NAME_SOURCES below only if it needs more than NAME.c.
-check_PROGRAMS += \
-	tests/error_test
+c_tests = \
+	tests/error_test \
+	tests/matmul_test \
+	tests/quant_test
+
+# Programs that shell tests call; not tests themselves.
+test_helpers = \
+	tests/quant_dump
+
+check_PROGRAMS += $(c_tests) $(test_helpers)
 
 # Shell tests.
 shell_tests = \
-	tests/boundaries.t
+	tests/boundaries.t \
+	tests/quant_gguf.t
 
 # What tests read.
 EXTRA_DIST += $(shell_tests) \
 	tests/golden \
+	tests/quant_gguf.py \
 	tests/tap.sh
 
 check_LIBRARIES += tests/libtap.a
@@ -20,7 +30,7 @@ tests_libtap_a_SOURCES = \
 LDADD = tests/libtap.a libengine.a libkernels.a $(ENGINE_LIBS)
 AM_DEFAULT_SOURCE_EXT = .c
 
-TESTS = $(check_PROGRAMS) $(shell_tests)
+TESTS = $(c_tests) $(shell_tests)
 TEST_EXTENSIONS = .t
 
 # A test that hangs is killed and counts as an error. Seconds; sanitizer builds raise it.

@@ -1,0 +1,177 @@
+/* Choosing a version by the processor, and the loops around panels and chunks that all versions share. */
+#include "config.h"
+
+#include "kernels/cpu/matmul.h"
+
+#include <string.h>
+
+#include "kernels/cpu/matmul_impl.h"
+
+/* ---- choice ---- */
+
+const struct krn_cpu_matmul *krn_cpu_matmul(enum krn_isa isa)
+{
+    if (isa == KRN_ISA_PORTABLE)
+        return krn_matmul_portable();
+    return NULL;
+}
+
+enum krn_isa krn_cpu_best(void)
+{
+    enum krn_isa isa = (enum krn_isa)(KRN_ISA_COUNT - 1);
+    while (krn_cpu_matmul(isa) == NULL)
+        isa = (enum krn_isa)(isa - 1);
+    return isa;
+}
+
+/* ---- driver ---- */
+
+/* One call of the driver: some columns of a matmul. */
+struct job {
+    const struct krn_matmul *m;
+    const struct krn_panel_ops *ops;
+    struct krn_quant_form form; /* of quantised weights */
+    size_t chunk_bytes;         /* of a whole chunk in a row of weights */
+    size_t col, n_cols;         /* the columns at hand */
+    const uint8_t *x[BLOCK_COLS];
+};
+
+static size_t min_size(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static void load_panel(const struct job *job, struct krn_rows rows, size_t n, void *panel, bool f32)
+{
+    if (f32)
+        job->ops->unpack_f32(job->m->type, rows, n, panel);
+    else
+        job->ops->unpack(job->m->type, rows, n, panel);
+}
+
+/* A panel of fewer than 16 rows: unpackers read 16, so the rows move to a place where there are 16. */
+__attribute__((noinline)) static void load_part_panel(const struct job *job, struct krn_rows rows, size_t n_rows, size_t n, void *panel, bool f32)
+{
+    _Alignas(64) uint8_t copy[PANEL_ROWS][CHUNK_K * sizeof(float)];
+    size_t bytes = krn_row_bytes(job->m->type, n);
+    for (size_t r = 0; r < PANEL_ROWS; r++)
+        if (r < n_rows)
+            memcpy(copy[r], rows.w + r * rows.stride, bytes);
+        else
+            memset(copy[r], 0, bytes);
+    load_panel(job, (struct krn_rows){copy[0], sizeof copy[0]}, n, panel, f32);
+}
+
+/* Unpack the chunk at k of the panel that starts at row; n_rows <= PANEL_ROWS of it count. */
+static void load(const struct job *job, size_t row, size_t n_rows, size_t k, size_t n, void *panel, bool f32)
+{
+    const struct krn_matmul *m = job->m;
+    struct krn_rows rows = {m->w + row * m->w_stride + k / CHUNK_K * job->chunk_bytes, m->w_stride};
+    if (n_rows == PANEL_ROWS)
+        load_panel(job, rows, n, panel, f32);
+    else
+        load_part_panel(job, rows, n_rows, n, panel, f32);
+}
+
+static float *output(const struct krn_matmul *m, size_t col)
+{
+    return m->y + (m->y_index != NULL ? (size_t)m->y_index[col] : col) * m->y_stride;
+}
+
+static void store(const struct job *job, size_t row, size_t n_rows, const struct krn_sums *sums)
+{
+    const struct krn_matmul *m = job->m;
+    for (size_t j = 0; j < job->n_cols; j++) {
+        const float *restrict from = sums->v[j];
+        float *restrict to = output(m, job->col + j) + row;
+        float scale = m->col_scale != NULL ? m->col_scale[job->col + j] : 1.0f;
+        if (m->accumulate)
+            for (size_t r = 0; r < n_rows; r++)
+                to[r] += from[r] * scale;
+        else
+            for (size_t r = 0; r < n_rows; r++)
+                to[r] = from[r] * scale;
+    }
+}
+
+/* Rows row..row+n_rows-1, at most BLOCK_ROWS, times the columns at hand. */
+static void block_q8(const struct job *job, size_t row, size_t n_rows)
+{
+    struct krn_panel panels[BLOCK_PANELS];
+    struct krn_sums sums;
+    size_t k_end = job->m->k, n_panels = n_rows > PANEL_ROWS ? 2 : 1;
+    memset(&sums, 0, job->n_cols * sizeof sums.v[0]);
+    for (size_t k = 0; k < k_end; k += CHUNK_K) {
+        size_t n = min_size(CHUNK_K, k_end - k);
+        for (size_t p = 0; p < n_panels; p++)
+            load(job, row + p * PANEL_ROWS, min_size(PANEL_ROWS, n_rows - p * PANEL_ROWS), k, n, &panels[p], false);
+        job->ops->tile_q8(job->form, panels, n_panels, n, job->x, k, krn_q8_blocks_offset(k_end) + k / 32 * sizeof(struct krn_q8_block),
+                          job->n_cols, &sums);
+    }
+    store(job, row, n_rows, &sums);
+}
+
+static void block_f32(const struct job *job, size_t row, size_t n_rows)
+{
+    struct krn_panel packed;
+    struct krn_panel_f32 panels[BLOCK_PANELS];
+    struct krn_sums sums;
+    size_t k_end = job->m->k, n_panels = n_rows > PANEL_ROWS ? 2 : 1;
+    bool quantised = krn_type_info(job->m->type)->quantised;
+    memset(&sums, 0, job->n_cols * sizeof sums.v[0]);
+    for (size_t k = 0; k < k_end; k += CHUNK_K) {
+        size_t n = min_size(CHUNK_K, k_end - k);
+        for (size_t p = 0; p < n_panels; p++) {
+            size_t first = row + p * PANEL_ROWS, count = min_size(PANEL_ROWS, n_rows - p * PANEL_ROWS);
+            if (quantised) {
+                load(job, first, count, k, n, &packed, false);
+                job->ops->expand(job->form, &packed, n, &panels[p]);
+            } else {
+                load(job, first, count, k, n, &panels[p], true);
+            }
+        }
+        job->ops->tile_f32(panels, n_panels, n, job->x, k, job->n_cols, &sums);
+    }
+    store(job, row, n_rows, &sums);
+}
+
+static void set_columns(struct job *job, size_t col)
+{
+    const struct krn_matmul *m = job->m;
+    job->col = col;
+    job->n_cols = min_size(BLOCK_COLS, m->n_cols - col);
+    for (size_t j = 0; j < job->n_cols; j++)
+        job->x[j] = m->x + (m->x_index != NULL ? (size_t)m->x_index[col + j] : col + j) * m->x_stride;
+}
+
+static void drive(struct job *job, void (*block)(const struct job *job, size_t row, size_t n_rows), size_t row)
+{
+    const struct krn_matmul *m = job->m;
+    job->chunk_bytes = krn_row_bytes(m->type, CHUNK_K);
+    for (size_t col = 0; col < m->n_cols; col += BLOCK_COLS) {
+        set_columns(job, col);
+        for (size_t r = row; r < m->row1; r += BLOCK_ROWS)
+            block(job, r, min_size(BLOCK_ROWS, m->row1 - r));
+    }
+}
+
+void krn_matmul_drive_q8(const struct krn_matmul *m, const struct krn_panel_ops *ops)
+{
+    struct job job = {.m = m, .ops = ops, .form = krn_quant_form(m->type)};
+    size_t row = m->row0;
+    if (m->n_cols == 1 && ops->gemv_q8 != NULL && m->row0 < m->row1) {
+        row += (m->row1 - m->row0) / PANEL_ROWS * PANEL_ROWS;
+        set_columns(&job, 0);
+        ops->gemv_q8(m, m->row0, row, job.x[0], output(m, 0), m->col_scale != NULL ? m->col_scale[0] : 1.0f);
+    }
+    if (row < m->row1)
+        drive(&job, block_q8, row);
+}
+
+void krn_matmul_drive_f32(const struct krn_matmul *m, const struct krn_panel_ops *ops)
+{
+    struct job job = {.m = m, .ops = ops};
+    if (krn_type_info(m->type)->quantised)
+        job.form = krn_quant_form(m->type);
+    drive(&job, block_f32, m->row0);
+}
