@@ -61,10 +61,37 @@ int32_t vocab_lookup(const struct vocab *v, const char *s, size_t len)
     return -1;
 }
 
-static void note(struct vocab *v, const char *what, const char *key)
+static int compare_bytes(const char *a, size_t na, const char *b, size_t nb)
 {
+    int c = memcmp(a, b, na < nb ? na : nb);
+    return c != 0 ? c : (na > nb) - (na < nb);
+}
+
+int32_t vocab_find_special(const struct vocab *v, const char *s, size_t len)
+{
+    uint32_t lo = 0, hi = v->trusted.n;
+    while (lo < hi) { /* the first that is not less: of several with one text the lowest id */
+        uint32_t mid = lo + (hi - lo) / 2, id = (uint32_t)v->trusted.id[mid];
+        if (compare_bytes(v->text + v->at[id], piece_len(v, id), s, len) < 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    if (lo == v->trusted.n)
+        return -1;
+    uint32_t id = (uint32_t)v->trusted.id[lo];
+    return compare_bytes(v->text + v->at[id], piece_len(v, id), s, len) == 0 ? (int32_t)id : -1;
+}
+
+void vocab_add_note(struct vocab *v, const char *what, const char *key)
+{
+    char line[sizeof *v->notes];
+    snprintf(line, sizeof line, "%s: %s", key, what);
+    for (uint32_t i = 0; i < v->n_notes; i++)
+        if (strcmp(v->notes[i], line) == 0)
+            return;
     if (v->n_notes < sizeof v->notes / sizeof *v->notes)
-        snprintf(v->notes[v->n_notes++], sizeof *v->notes, "%s: %s", key, what);
+        memcpy(v->notes[v->n_notes++], line, sizeof line);
 }
 
 /* Token texts, in bytes. */
@@ -166,7 +193,7 @@ static enum rs_result index_tokens(struct vocab *v, const struct gguf *g, struct
         v->slot[i] = id + 1;
     }
     if (twice > 0)
-        note(v, "some tokens have the same text; encoding uses the lowest id", "tokenizer.ggml.tokens");
+        vocab_add_note(v, "some tokens have the same text; encoding uses the lowest id", "tokenizer.ggml.tokens");
     for (int b = 0; b < 256; b++) {
         char c = (char)b;
         v->byte_id[b] = vocab_lookup(v, &c, 1);
@@ -180,11 +207,8 @@ static int compare_pieces(const void *a, const void *b, void *arg)
 {
     const struct vocab *v = arg;
     uint32_t x = (uint32_t) * (const int32_t *)a, y = (uint32_t) * (const int32_t *)b;
-    size_t nx = piece_len(v, x), ny = piece_len(v, y);
-    int c = memcmp(v->text + v->at[x], v->text + v->at[y], nx < ny ? nx : ny);
-    if (c != 0)
-        return c;
-    return nx != ny ? (nx < ny ? -1 : 1) : (x > y) - (x < y);
+    int c = compare_bytes(v->text + v->at[x], piece_len(v, x), v->text + v->at[y], piece_len(v, y));
+    return c != 0 ? c : (x > y) - (x < y);
 }
 
 static enum rs_result index_special(struct vocab *v, struct vocab_special *set, bool trusted, struct rs_error *err)
@@ -215,7 +239,7 @@ static enum rs_result read_id(struct vocab *v, const struct gguf *g, const char 
     bool found;
     enum rs_result r = gguf_get_i64(g, key, &id, &found, err);
     if (found && r == RS_OK && (id < 0 || id >= v->n)) {
-        note(v, "not a token of this vocabulary, ignored", key);
+        vocab_add_note(v, "not a token of this vocabulary, ignored", key);
         id = -1;
     }
     *out = (int32_t)id;
@@ -243,12 +267,9 @@ static enum rs_result read_ends(struct vocab *v, const struct gguf *g, struct rs
             v->eog[id[i]] = 1;
     uint32_t n = vocab_pre_is_glm(v->pre) ? N_TEXTS : N_TEXTS - N_GLM;
     for (uint32_t t = 0; t < n; t++) { /* an ordinary token that spells one of these (HTML's "</s>") is not an end */
-        size_t len = strlen(texts[t]);
-        for (uint32_t k = 0; k < v->trusted.n; k++) {
-            uint32_t s = (uint32_t)v->trusted.id[k];
-            if (piece_len(v, s) == len && memcmp(v->text + v->at[s], texts[t], len) == 0)
-                v->eog[s] = 1;
-        }
+        int32_t s = vocab_find_special(v, texts[t], strlen(texts[t]));
+        if (s >= 0)
+            v->eog[s] = 1;
     }
     return RS_OK;
 }
@@ -263,7 +284,7 @@ static enum rs_result read_ids(struct vocab *v, const struct gguf *g, struct rs_
         (r = gguf_get_bool(g, "tokenizer.ggml.add_bos_token", &v->add_bos, &found, err)) != RS_OK)
         return r;
     if (v->add_bos && v->bos < 0) {
-        note(v, "asks for a BOS token, but no key names one; ignored", "tokenizer.ggml.add_bos_token");
+        vocab_add_note(v, "asks for a BOS token, but no key names one; ignored", "tokenizer.ggml.add_bos_token");
         v->add_bos = false;
     }
     return read_ends(v, g, err);
@@ -293,8 +314,8 @@ enum rs_result vocab_open(const struct gguf *g, struct vocab **out, struct rs_er
         return error_set(err, RS_ENOMEM, "out of memory for a vocabulary");
     enum rs_result r;
     if ((r = read_model(v, g, err)) != RS_OK || (r = read_types(v, g, err)) != RS_OK || (r = read_tokens(v, g, err)) != RS_OK ||
-        (r = index_tokens(v, g, err)) != RS_OK || (r = vocab_bpe_open(v, g, err)) != RS_OK ||
-        (r = index_special(v, &v->trusted, true, err)) != RS_OK || (r = index_special(v, &v->typed, false, err)) != RS_OK ||
+        (r = index_tokens(v, g, err)) != RS_OK || (r = index_special(v, &v->trusted, true, err)) != RS_OK ||
+        (r = index_special(v, &v->typed, false, err)) != RS_OK || (r = vocab_bpe_open(v, g, err)) != RS_OK ||
         (r = read_ids(v, g, err)) != RS_OK) {
         vocab_close(v);
         return r;
@@ -346,13 +367,8 @@ bool vocab_is_eog(const struct vocab *v, int32_t id)
 
 int32_t vocab_find(const struct vocab *v, const char *text)
 {
-    size_t len = strlen(text);
-    for (uint32_t i = 0; i < v->trusted.n; i++) {
-        uint32_t id = (uint32_t)v->trusted.id[i];
-        if (piece_len(v, id) == len && memcmp(v->text + v->at[id], text, len) == 0)
-            return (int32_t)id;
-    }
-    return vocab_lookup(v, text, len);
+    int32_t id = vocab_find_special(v, text, strlen(text));
+    return id >= 0 ? id : vocab_lookup(v, text, strlen(text));
 }
 
 int32_t vocab_bos(const struct vocab *v)

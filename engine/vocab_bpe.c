@@ -65,9 +65,9 @@ static enum rs_result alloc_merges(struct vocab_merges *m, uint64_t n, struct rs
     uint64_t cap = 16;
     while (cap < n + n / 2)
         cap *= 2;
-    m->left = malloc((n + 1) * sizeof *m->left);
-    m->right = malloc((n + 1) * sizeof *m->right);
-    m->result = malloc((n + 1) * sizeof *m->result);
+    m->left = calloc(n + 1, sizeof *m->left);
+    m->right = calloc(n + 1, sizeof *m->right);
+    m->result = calloc(n + 1, sizeof *m->result);
     m->slot = calloc(cap, sizeof *m->slot);
     if (m->left == NULL || m->right == NULL || m->result == NULL || m->slot == NULL)
         return error_set(err, RS_ENOMEM, "out of memory for %llu merges", (unsigned long long)n);
@@ -87,6 +87,11 @@ static enum rs_result read_merge(struct vocab *v, uint32_t rank, const char *s, 
     size_t ln = vocab_unmap(s, (size_t)(space - s), text);
     size_t rn = vocab_unmap(space + 1, (size_t)(s + len - space - 1), text + ln);
     int32_t left = vocab_lookup(v, text, ln), right = vocab_lookup(v, text + ln, rn), result = vocab_lookup(v, text, ln + rn);
+    if ((left < 0 && vocab_find_special(v, text, ln) >= 0) || (right < 0 && vocab_find_special(v, text + ln, rn) >= 0) ||
+        (result < 0 && vocab_find_special(v, text, ln + rn) >= 0)) {
+        vocab_add_note(v, "a merge with a control token in it is not used", "tokenizer.ggml.merges");
+        return RS_OK;
+    }
     if (left < 0 || right < 0 || result < 0)
         return error_set(err, RS_EFORMAT, "%s: key \"tokenizer.ggml.merges\": entry %u \"%.*s\": %s is not an ordinary token", path, rank,
                          len < 60 ? (int)len : 60, s, left < 0 ? "its left part" : right < 0 ? "its right part" : "its result");

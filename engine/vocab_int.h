@@ -61,6 +61,10 @@ struct vocab {
 /* The mergeable token with exactly these bytes, or -1. */
 int32_t vocab_lookup(const struct vocab *v, const char *s, size_t len);
 
+/* The control, unknown or user-defined token with exactly these bytes, or -1. */
+int32_t vocab_find_special(const struct vocab *v, const char *s, size_t len);
+void vocab_add_note(struct vocab *v, const char *what, const char *key); /* both static or copied; once per text, a few at most */
+
 /* Bytes of an ordinary token's text, which is written in the byte alphabet: fills out (room for len) and returns how many. Text with a
  * character outside the alphabet stands for itself. */
 size_t vocab_unmap(const char *s, size_t len, char *out);
