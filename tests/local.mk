@@ -3,8 +3,13 @@
 # C tests. Each is one source file: add its name here, sorted, and NAME_SOURCES below only if it needs more than NAME.c.
 c_tests = \
 	tests/error_test \
+	tests/gguf_mutate \
+	tests/gguf_test \
 	tests/matmul_test \
-	tests/quant_test
+	tests/quant_test \
+	tests/vocab_file_test \
+	tests/vocab_pre_test \
+	tests/vocab_test
 
 # Programs that shell tests call; not tests themselves.
 test_helpers = \
@@ -12,14 +17,23 @@ test_helpers = \
 
 check_PROGRAMS += $(c_tests) $(test_helpers)
 
+# Files to test with, built byte by byte.
+gguf_make = tests/gguf_make.c tests/gguf_make.h
+tests_gguf_test_SOURCES = tests/gguf_test.c $(gguf_make)
+tests_vocab_file_test_SOURCES = tests/vocab_file_test.c $(gguf_make)
+tests_gguf_mutate_SOURCES = tests/gguf_mutate.c $(gguf_make)
+tests_gguf_mutate_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free
+
 # Shell tests.
 shell_tests = \
 	tests/boundaries.t \
+	tests/pretok.t \
 	tests/quant_gguf.t
 
 # What tests read.
 EXTRA_DIST += $(shell_tests) \
 	tests/golden \
+	tests/pretok_oracle.py \
 	tests/quant_gguf.py \
 	tests/tap.sh
 
