@@ -2,5 +2,19 @@
 dist_noinst_SCRIPTS += \
 	scripts/check \
 	scripts/packages \
+	scripts/reference.py \
 	scripts/start
-EXTRA_DIST += scripts/setup.sh
+EXTRA_DIST += \
+	scripts/setup.sh \
+	scripts/tiny/README.md \
+	scripts/tiny/config.py \
+	scripts/tiny/corpus.py \
+	scripts/tiny/examine.py \
+	scripts/tiny/gguf_file.py \
+	scripts/tiny/golden.py \
+	scripts/tiny/model.py \
+	scripts/tiny/peer.py \
+	scripts/tiny/to_gguf.py \
+	scripts/tiny/train.py \
+	scripts/tiny/variants.py \
+	scripts/tiny/vocabulary.py

@@ -28,7 +28,8 @@ tests_gguf_mutate_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap
 shell_tests = \
 	tests/boundaries.t \
 	tests/pretok.t \
-	tests/quant_gguf.t
+	tests/quant_gguf.t \
+	tests/reference.t
 
 # What tests read.
 EXTRA_DIST += $(shell_tests) \
