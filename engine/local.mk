@@ -2,21 +2,49 @@
 noinst_LIBRARIES += libengine.a
 
 libengine_a_SOURCES = \
+	engine/backend.h \
+	engine/batch.h \
+	engine/cpu.c \
+	engine/cpu.h \
+	engine/cpu_attn.c \
+	engine/cpu_basic.c \
+	engine/cpu_comm.c \
+	engine/cpu_index.c \
+	engine/cpu_linear.c \
+	engine/cpu_moe.c \
 	engine/error.c \
 	engine/error.h \
+	engine/exec.c \
+	engine/exec.h \
 	engine/gguf.c \
 	engine/gguf.h \
 	engine/gguf_get.c \
 	engine/gguf_int.h \
 	engine/gguf_parse.c \
+	engine/guard.c \
+	engine/guard.h \
+	engine/hparams.c \
+	engine/hparams.h \
+	engine/impl.h \
+	engine/op.c \
+	engine/op.h \
+	engine/plan.c \
+	engine/plan.h \
+	engine/pool.c \
+	engine/pool.h \
+	engine/probe.h \
 	engine/rankscope.h \
+	engine/shard.c \
+	engine/shard.h \
 	engine/vocab.c \
 	engine/vocab.h \
 	engine/vocab_bpe.c \
 	engine/vocab_encode.c \
 	engine/vocab_int.h \
 	engine/vocab_pre.c \
-	engine/vocab_stream.c
+	engine/vocab_stream.c \
+	engine/weights.c \
+	engine/weights.h
 
 # Plain C that talks to CUDA and NCCL.
 if HAVE_CUDA

@@ -6,6 +6,10 @@ libkernels_a_SOURCES = \
 	kernels/cpu/matmul.h \
 	kernels/cpu/matmul_impl.h \
 	kernels/cpu/matmul_portable.c \
+	kernels/cpu/vec.c \
+	kernels/cpu/vec.h \
+	kernels/cpu/vec_body.h \
+	kernels/cpu/vec_portable.c \
 	kernels/quant.c \
 	kernels/quant.h \
 	kernels/quant_encode.c \
@@ -16,9 +20,11 @@ libkernels_a_LIBADD =
 # Files that need vector instructions are compiled with their own flags; their objects then join libkernels.a.
 if HAVE_X86
 noinst_LIBRARIES += libkernels_avx2.a libkernels_avx512.a
-libkernels_avx2_a_SOURCES =
+libkernels_avx2_a_SOURCES = \
+	kernels/cpu/vec_avx2.c
 libkernels_avx2_a_CFLAGS = $(AM_CFLAGS) $(AVX2_CFLAGS)
-libkernels_avx512_a_SOURCES =
+libkernels_avx512_a_SOURCES = \
+	kernels/cpu/vec_avx512.c
 libkernels_avx512_a_CFLAGS = $(AM_CFLAGS) $(AVX512_CFLAGS)
 libkernels_a_LIBADD += $(libkernels_avx2_a_OBJECTS) $(libkernels_avx512_a_OBJECTS)
 endif
@@ -29,6 +35,8 @@ EXTRA_DIST += $(CUDA_SOURCES)
 if HAVE_CUDA
 libkernels_a_LIBADD += $(CUDA_SOURCES:.cu=.o)
 endif
+
+libkernels_a_DEPENDENCIES = $(libkernels_a_LIBADD)
 
 SUFFIXES += .cu
 AM_V_NVCC = $(AM_V_NVCC_$(V))

@@ -1,0 +1,70 @@
+/* What a backend does for the engine: hold buffers and caches of all ranks, and run steps. One backend serves one (model, shard plan); a new shard
+ * plan means a new backend over the same weights. The engine's control thread calls everything here. */
+#ifndef RANKSCOPE_ENGINE_BACKEND_H
+#define RANKSCOPE_ENGINE_BACKEND_H
+
+#include "engine/batch.h"
+#include "engine/impl.h"
+#include "engine/plan.h"
+#include "engine/probe.h"
+#include "engine/rankscope.h"
+#include "kernels/cpu/vec.h"
+
+struct backend;
+struct pool;
+
+struct backend_limits {
+    uint32_t max_rows;      /* rows of one step */
+    uint32_t max_logits;    /* rows that may want logits */
+    uint32_t max_keys;      /* longest sequence */
+    uint32_t block;         /* tokens per cache block */
+    uint32_t n_blocks;      /* per rank, block 0 included */
+    enum krn_cache_type cache;
+};
+
+/* One step. choices has one entry per op of the program; all pointers stay valid until the step has ended. */
+struct backend_step {
+    const struct program *prog;
+    const struct choice *choices;
+    const struct batch *batch;
+    const struct probe_set *probes; /* armed observers, or NULL */
+    uint64_t generation;            /* of choices and probes: part of the graph key */
+    bool graph, graph_guard, fast;
+};
+
+/* Ticks of one op of the last step, per rank, in microseconds of that rank's own work. */
+struct backend_ops {
+    const char *name;
+    void (*close)(struct backend *);
+    /* Runs the whole step. Errors: RS_ESTATE (an op cannot be captured; err names it), RS_EENGINE (device). */
+    enum rs_result (*step)(struct backend *, const struct backend_step *, struct rs_error *);
+    /* Make room for sequences of n_keys (scratch); outside of steps only. RS_ENOMEM leaves everything as it was. */
+    enum rs_result (*reserve)(struct backend *, uint32_t n_keys, struct rs_error *);
+    /* Logits of the i-th wanted row of the last step: vocab floats, host memory, valid until the next step. */
+    const float *(*logits)(struct backend *, uint32_t i);
+    /* Copy n floats of a buffer's row on a rank, from column col. Outside of steps only. */
+    enum rs_result (*read)(struct backend *, uint32_t rank, enum op_buf buf, uint32_t row, uint32_t col, uint32_t n, float *dst, struct rs_error *);
+    enum rs_result (*write)(struct backend *, uint32_t rank, enum op_buf buf, uint32_t row, uint32_t col, uint32_t n, const float *src, struct rs_error *);
+    /* Copy a cache block on every rank and layer (a shared, partly filled block that is about to be written). */
+    enum rs_result (*copy_block)(struct backend *, int32_t from, int32_t to, struct rs_error *);
+    /* Own work of each (op, rank) in the last step: us[op * n_ranks + rank]; wait and transfer of collectives are derived from it by timing.c.
+     * Returns the number of ops. in_graph: whether that step was a replay. */
+    const float *(*op_us)(struct backend *, uint32_t *n_ops);
+    /* Bytes on a rank. */
+    void (*memory)(struct backend *, uint32_t rank, uint64_t *weights, uint64_t *cache, uint64_t *buffers);
+    /* Forget graphs of generations before `generation`. */
+    void (*retire)(struct backend *, uint64_t generation);
+};
+
+struct backend {
+    const struct backend_ops *ops;
+};
+
+/* All implementations that a backend has for its op kinds. */
+const struct op_impl *backend_cpu_impls(size_t *n);
+
+enum rs_result backend_cpu_open(const struct hparams *hp, const struct weights *w, const struct shard_plan *shard, const struct program *main_prog,
+                                const struct program *nextn, const struct backend_limits *lim, struct pool *pool, enum krn_isa isa,
+                                struct backend **out, struct rs_error *err);
+
+#endif

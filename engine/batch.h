@@ -1,0 +1,31 @@
+/* A batch: the rows of one step. Filled by the scheduler between steps, read by every worker during one. */
+#ifndef RANKSCOPE_ENGINE_BATCH_H
+#define RANKSCOPE_ENGINE_BATCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* What a row is, once and for all: under numerics=invariant the form of attention follows it, so that a token computed again (after a rewind,
+ * a pre-emption, another chunking) is computed the same way. */
+enum batch_kind { BATCH_PROMPT, BATCH_GENERATED };
+
+/* Consecutive rows of one sequence and one kind, at consecutive positions. */
+struct batch_seg {
+    uint32_t row0, n_rows, pos0;
+    enum batch_kind kind;
+    const int32_t *table; /* block table of the sequence: position / block size -> block. Block 0 belongs to nobody: padded rows write there */
+};
+
+struct batch {
+    uint32_t n_rows, bucket;     /* bucket >= n_rows: what graphs are keyed by */
+    uint32_t n_segs, n_logits;
+    uint32_t max_keys;           /* largest position + 1 */
+    int32_t *token;              /* [cap] */
+    int32_t *pos;                /* [cap] */
+    int32_t *seg;                /* [cap] index into segs */
+    struct batch_seg *segs;      /* [cap] */
+    int32_t *logit_row;          /* [cap_logits] rows whose logits are wanted, ascending */
+    uint32_t cap, cap_segs, cap_logits;
+};
+
+#endif

@@ -1,0 +1,120 @@
+/* The CPU backend's inside: buffers, caches, and how an op is called. Only files cpu*.c include this.
+ *
+ * On the CPU a rank is data, not a thread. Every worker executes a share of every rank's part of each op: with W workers, rank r's work is the
+ * interval [r, r+1) of a line of length R that is cut into W equal pieces. A call tells a kernel which fraction [lo, hi) of `of` of its rank's
+ * items it is to do; kernels cut their own items, so results never depend on W. */
+#ifndef RANKSCOPE_ENGINE_CPU_H
+#define RANKSCOPE_ENGINE_CPU_H
+
+#include "engine/backend.h"
+#include "engine/batch.h"
+#include "engine/impl.h"
+#include "engine/plan.h"
+#include "engine/pool.h"
+#include "engine/weights.h"
+#include "kernels/cpu/matmul.h"
+#include "kernels/cpu/vec.h"
+
+struct cpu_rank {
+    float *buf[BUF_COUNT];
+    uint8_t *q8;          /* quantised activations of the op that is running (batches too large for private copies) */
+    /* (row, expert) pairs of this step grouped by local expert: made by the router, read by the expert ops */
+    int32_t *group;       /* [n_experts + 1] first pair of each local expert */
+    int32_t *pair_row;    /* [max_rows * n_used] */
+    float *pair_weight;
+    uint32_t n_pairs;
+    uint8_t **kv;         /* [layers] pool of latent rows; owned */
+    uint8_t **ik;         /* [layers] pool of indexer keys; NULL where the layer has none */
+};
+
+struct cpu {
+    struct backend base;
+    const struct hparams *hp;
+    const struct weights *w;
+    const struct shard_plan *shard;
+    const struct program *prog[2];
+    struct pool *pool;
+    bool own_pool;
+    const struct krn_cpu_matmul *mm;
+    const struct krn_cpu_vec *vec;
+    struct backend_limits lim;
+    size_t kv_row_bytes, ik_row_bytes;
+    uint32_t n_ranks, n_workers;
+    struct cpu_rank *rank;      /* [n_ranks] */
+    uint8_t **scratch;          /* [n_workers] */
+    size_t scratch_bytes;
+    uint32_t keys_reserved;     /* scratch suffices for sequences of this many keys */
+    float *rope_cos, *rope_sin; /* [lim.max_keys][rope / 2] */
+    uint64_t bytes_cache, bytes_buffers;
+    struct exec *exec;          /* the walker (exec.c): graphs, ticks */
+};
+
+struct cpu_call {
+    struct cpu *c;
+    const struct op *op;
+    const struct choice *choice;
+    const struct batch *b;
+    const struct program *prog;
+    uint32_t rank, phase, n_phases, worker;
+    uint32_t lo, hi, of;
+};
+
+/* The backend's part of an op_impl. phases says how many barrier-separated phases a launch has for a bucket; 0: nothing to do. */
+struct cpu_launch {
+    uint32_t (*phases)(const struct cpu *c, const struct op *op, const struct choice *ch, uint32_t bucket);
+    void (*run)(const struct cpu_call *call);
+};
+
+/* Cut n items, in steps of `unit`: this call does [*from, *to). */
+static inline void cpu_cut(const struct cpu_call *k, size_t n, size_t unit, size_t *from, size_t *to)
+{
+    size_t u = (n + unit - 1) / unit, a = u * k->lo / k->of * unit, z = u * k->hi / k->of * unit;
+    *from = a < n ? a : n;
+    *to = z < n ? z : n;
+}
+
+/* Ops that one worker does alone for its rank: true for exactly one of the calls. */
+static inline bool cpu_alone(const struct cpu_call *k)
+{
+    return k->lo == 0;
+}
+
+static inline float *cpu_at(const struct cpu_call *k, const struct op_ref *r, size_t row)
+{
+    return k->c->rank[k->rank].buf[r->buf] + row * k->prog->width[r->buf][k->rank] + r->col;
+}
+
+static inline uint32_t cpu_width(const struct cpu_call *k, const struct op_ref *r)
+{
+    return r->width != 0 ? r->width : k->prog->width[r->buf][k->rank];
+}
+
+/* Rows that an op works on in this batch: all, or those that want logits. */
+static inline uint32_t cpu_rows(const struct cpu_call *k)
+{
+    uint8_t b = k->op->out[0].buf;
+    return b == BUF_Y || b == BUF_LOGITS || b == BUF_FULL ? k->b->n_logits : k->b->n_rows;
+}
+
+/* y[col] = W x[col] for rows [r0, r1) of one matrix, x as f32 rows; quantises into the worker's scratch at `q8` when int8 applies. */
+bool cpu_int8(const struct choice *ch, const struct op_view *v);
+
+/* At most this many activation rows are quantised by every worker for itself; more are shared through cpu_rank.q8 in a phase of their own. */
+enum { CPU_PRIVATE_ROWS = 4 };
+
+extern const struct op_impl CPU_IMPLS[];
+extern const size_t CPU_N_IMPLS;
+
+extern const struct cpu_launch CPU_LINEAR, CPU_QKV_FUSED, CPU_QKV_SPLIT, CPU_GATE_UP, CPU_MOE_GATE_UP, CPU_MOE_DOWN;        /* cpu_linear.c, cpu_moe.c */
+extern const struct cpu_launch CPU_RMSNORM, CPU_ROPE_Q, CPU_ADD, CPU_SILU_MUL, CPU_MOE_SILU_MUL, CPU_PICK_ROWS, CPU_GATHER, CPU_EMBED; /* cpu_basic.c */
+extern const struct cpu_launch CPU_ROUTER;
+extern const struct cpu_launch CPU_KV_STORE, CPU_MLA_AUTO, CPU_MLA_ABSORBED, CPU_MLA_EXPANDED;                              /* cpu_attn.c */
+extern const struct cpu_launch CPU_INDEX_Q, CPU_INDEX_STORE, CPU_INDEX_SCORES, CPU_INDEX_TOPK;                              /* cpu_index.c */
+extern const struct cpu_launch CPU_ALLREDUCE;                                                                             /* cpu_comm.c */
+
+/* Bytes of worker scratch that attention needs for sequences of n_keys. */
+size_t cpu_attn_scratch(const struct cpu *c, uint32_t n_keys, bool expanded);
+/* Bytes of worker scratch that private quantisation needs. */
+size_t cpu_linear_scratch(const struct cpu *c);
+
+#endif

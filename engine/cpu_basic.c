@@ -1,0 +1,107 @@
+/* CPU ops that are one simple loop over rows. */
+#include <string.h>
+
+#include "engine/cpu.h"
+
+static uint32_t one_phase(const struct cpu *c, const struct op *op, const struct choice *ch, uint32_t bucket)
+{
+    (void)c, (void)op, (void)ch, (void)bucket;
+    return 1;
+}
+
+static void run_rmsnorm(const struct cpu_call *k)
+{
+    const struct op_view *w = plan_view(k->prog, k->rank, k->op->w[0]);
+    uint32_t n = cpu_width(k, &k->op->in[0]);
+    size_t from, to;
+    cpu_cut(k, cpu_rows(k), 1, &from, &to);
+    for (size_t i = from; i < to; i++)
+        k->c->vec->rmsnorm(cpu_at(k, &k->op->in[0], i), (const float *)(const void *)w->data, k->c->hp->eps, cpu_at(k, &k->op->out[0], i), n);
+}
+
+static void run_rope_q(const struct cpu_call *k)
+{
+    const struct hparams *hp = k->c->hp;
+    const struct shard_layer *s = shard_of(k->c->shard, (uint32_t)k->op->layer, k->rank);
+    uint32_t heads = s->heads.to - s->heads.from, half = hp->rope / 2;
+    size_t from, to;
+    cpu_cut(k, (size_t)k->b->n_rows * heads, 1, &from, &to);
+    for (size_t i = from; i < to; i++) {
+        size_t row = i / heads, h = i % heads;
+        const size_t angle = (size_t)k->b->pos[row] * half;
+        k->c->vec->rope(cpu_at(k, &k->op->in[0], row) + h * hp->k_mla + hp->nope, k->c->rope_cos + angle, k->c->rope_sin + angle, half, true);
+    }
+}
+
+static void run_add(const struct cpu_call *k)
+{
+    size_t from, to, n = cpu_width(k, &k->op->in[0]);
+    cpu_cut(k, k->b->n_rows * n, 64, &from, &to); /* both buffers are whole rows, so the batch is one long vector */
+    if (from < to)
+        k->c->vec->add(cpu_at(k, &k->op->in[0], 0) + from, cpu_at(k, &k->op->out[0], 0) + from, to - from);
+}
+
+/* [gate | up] of `half` columns each, per row, to act. Rows are cut in pieces so that one row still feeds several workers. */
+static void silu_rows(const struct cpu_call *k, size_t rows, uint32_t half)
+{
+    if (half == 0)
+        return;
+    enum { PIECE = 256 };
+    size_t per_row = (half + PIECE - 1) / PIECE, from, to;
+    cpu_cut(k, rows * per_row, 1, &from, &to);
+    for (size_t i = from; i < to; i++) {
+        size_t row = i / per_row, at = i % per_row * PIECE, n = half - at < PIECE ? half - at : PIECE;
+        const float *g = cpu_at(k, &k->op->in[0], row) + at;
+        k->c->vec->silu_mul(g, g + half, cpu_at(k, &k->op->out[0], row) + at, n);
+    }
+}
+
+static void run_silu_mul(const struct cpu_call *k)
+{
+    const struct shard_layer *s = shard_of(k->c->shard, (uint32_t)k->op->layer, k->rank);
+    bool moe = k->c->w->layers[k->op->layer].moe;
+    silu_rows(k, k->b->n_rows, moe ? s->shared.to - s->shared.from : s->ff.to - s->ff.from);
+}
+
+static void run_moe_silu_mul(const struct cpu_call *k)
+{
+    const struct shard_layer *s = shard_of(k->c->shard, (uint32_t)k->op->layer, k->rank);
+    silu_rows(k, k->c->rank[k->rank].n_pairs, s->ff_exp.to - s->ff_exp.from);
+}
+
+static void run_pick_rows(const struct cpu_call *k)
+{
+    size_t from, to, n = cpu_width(k, &k->op->in[0]);
+    cpu_cut(k, k->b->n_logits, 1, &from, &to);
+    for (size_t i = from; i < to; i++)
+        memcpy(cpu_at(k, &k->op->out[0], i), cpu_at(k, &k->op->in[0], (size_t)k->b->logit_row[i]), n * sizeof(float));
+}
+
+/* Every rank's part of the vocabulary into one row; BUF_FULL is one buffer that all ranks share. */
+static void run_gather(const struct cpu_call *k)
+{
+    size_t from, to, n = k->prog->width[BUF_LOGITS][k->rank];
+    cpu_cut(k, k->b->n_logits, 1, &from, &to);
+    for (size_t i = from; i < to; i++)
+        memcpy(cpu_at(k, &k->op->out[0], i) + k->c->shard->vocab[k->rank].from, cpu_at(k, &k->op->in[0], i), n * sizeof(float));
+}
+
+static void run_embed(const struct cpu_call *k)
+{
+    const struct op_view *w = plan_view(k->prog, k->rank, k->op->w[0]);
+    uint32_t n = cpu_width(k, &k->op->out[0]);
+    size_t from, to;
+    cpu_cut(k, k->b->n_rows, 1, &from, &to);
+    for (size_t i = from; i < to; i++) {
+        uint32_t id = (uint32_t)k->b->token[i];
+        float *y = cpu_at(k, &k->op->out[0], i);
+        if (id >= w->row0 && id - w->row0 < w->rows)
+            k->c->mm->dequant(w->type, w->data + (size_t)(id - w->row0) * w->stride, y, n);
+        else
+            memset(y, 0, n * sizeof *y);
+    }
+}
+
+const struct cpu_launch CPU_RMSNORM = {one_phase, run_rmsnorm}, CPU_ROPE_Q = {one_phase, run_rope_q}, CPU_ADD = {one_phase, run_add},
+                        CPU_SILU_MUL = {one_phase, run_silu_mul}, CPU_MOE_SILU_MUL = {one_phase, run_moe_silu_mul},
+                        CPU_PICK_ROWS = {one_phase, run_pick_rows}, CPU_GATHER = {one_phase, run_gather}, CPU_EMBED = {one_phase, run_embed};

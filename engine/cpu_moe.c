@@ -1,0 +1,185 @@
+/* CPU: router and experts. Pairs (row, expert) are grouped by expert, so that a weight is read once for all rows that chose it; a row's experts
+ * are always added in ascending order of expert, whatever the batch, so the sum has one order. */
+#include <string.h>
+
+#include "engine/cpu.h"
+#include "kernels/quant.h"
+
+enum { ROW_UNIT = 16 };
+
+/* Large routers are shared out over the workers in a phase of their own. */
+static bool router_is_large(const struct cpu *c, uint32_t bucket)
+{
+    return (uint64_t)c->hp->n_experts * c->hp->n_embd * bucket > 32768;
+}
+
+static uint32_t router_phases(const struct cpu *c, const struct op *op, const struct choice *ch, uint32_t bucket)
+{
+    (void)op, (void)ch;
+    return router_is_large(c, bucket) ? 3 : 1;
+}
+
+static void router_logits(const struct cpu_call *k, size_t r0, size_t r1)
+{
+    const struct op_view *v = plan_view(k->prog, k->rank, k->op->w[0]);
+    if (r0 >= r1)
+        return;
+    struct krn_matmul m = {.type = v->type, .w = v->data, .w_stride = v->stride, .k = v->k, .row0 = r0, .row1 = r1,
+                           .x = (const uint8_t *)cpu_at(k, &k->op->in[0], 0), .x_stride = k->prog->width[BUF_H][k->rank] * sizeof(float),
+                           .n_cols = k->b->n_rows, .y = cpu_at(k, &k->op->out[0], 0), .y_stride = k->c->hp->n_experts};
+    k->c->mm->f32(&m);
+}
+
+static void router_choose(const struct cpu_call *k, size_t from, size_t to)
+{
+    const struct hparams *hp = k->c->hp;
+    const struct op_view *bias = plan_view(k->prog, k->rank, k->op->w[1]);
+    for (size_t i = from; i < to; i++) {
+        float *score = cpu_at(k, &k->op->out[0], i), logits[HP_MAX_EXPERTS];
+        float *choice = cpu_at(k, &k->op->out[1], i);
+        memcpy(logits, score, hp->n_experts * sizeof *score);
+        struct krn_route a = {.logits = logits, .bias = bias->rows != 0 ? (const float *)(const void *)bias->data : NULL, .n_experts = hp->n_experts,
+                              .n_used = hp->n_used, .n_groups = hp->n_groups, .n_groups_used = hp->n_groups_used,
+                              .sigmoid = hp->gating == HP_GATING_SIGMOID, .norm = hp->expert_norm, .scale = hp->expert_scale, .p = score,
+                              .ids = (int32_t *)(void *)choice, .weights = choice + hp->n_used};
+        k->c->vec->route(&a);
+    }
+}
+
+/* Counting sort of this rank's pairs by expert; rows ascend within an expert. */
+static void group_pairs(const struct cpu_call *k)
+{
+    const struct hparams *hp = k->c->hp;
+    struct cpu_rank *r = &k->c->rank[k->rank];
+    const struct shard_range ex = shard_of(k->c->shard, (uint32_t)k->op->layer, k->rank)->experts;
+    uint32_t n = ex.to - ex.from;
+    int32_t at[HP_MAX_EXPERTS + 1];
+    memset(r->group, 0, (n + 1) * sizeof *r->group);
+    for (uint32_t i = 0; i < k->b->n_rows; i++) {
+        const int32_t *ids = (const int32_t *)(const void *)cpu_at(k, &k->op->out[1], i);
+        for (uint32_t j = 0; j < hp->n_used; j++)
+            if ((uint32_t)ids[j] >= ex.from && (uint32_t)ids[j] < ex.to)
+                r->group[(uint32_t)ids[j] - ex.from + 1]++;
+    }
+    for (uint32_t e = 0; e < n; e++)
+        r->group[e + 1] += r->group[e];
+    memcpy(at, r->group, (n + 1) * sizeof *at);
+    for (uint32_t i = 0; i < k->b->n_rows; i++) {
+        const float *choice = cpu_at(k, &k->op->out[1], i);
+        const int32_t *ids = (const int32_t *)(const void *)choice;
+        for (uint32_t j = 0; j < hp->n_used; j++) {
+            uint32_t e = (uint32_t)ids[j];
+            if (e < ex.from || e >= ex.to)
+                continue;
+            int32_t p = at[e - ex.from]++;
+            r->pair_row[p] = (int32_t)i;
+            r->pair_weight[p] = choice[hp->n_used + j];
+        }
+    }
+    r->n_pairs = (uint32_t)r->group[n];
+}
+
+static void run_router(const struct cpu_call *k)
+{
+    size_t from, to;
+    if (k->n_phases == 1) {
+        if (!cpu_alone(k))
+            return;
+        router_logits(k, 0, k->c->hp->n_experts);
+        router_choose(k, 0, k->b->n_rows);
+        group_pairs(k);
+    } else if (k->phase == 0) {
+        cpu_cut(k, k->c->hp->n_experts, ROW_UNIT, &from, &to);
+        router_logits(k, from, to);
+    } else if (k->phase == 1) {
+        cpu_cut(k, k->b->n_rows, 1, &from, &to);
+        router_choose(k, from, to);
+    } else if (cpu_alone(k)) {
+        group_pairs(k);
+    }
+}
+
+static uint32_t moe_phases(const struct cpu *c, const struct op *op, const struct choice *ch, uint32_t bucket)
+{
+    (void)c, (void)op;
+    return ch->matmul == MATMUL_INT8 && bucket > CPU_PRIVATE_ROWS ? 2 : 1;
+}
+
+/* Quantise n rows of the input that start at row 0, shared or private; NULL when this call is done with that. */
+static const uint8_t *prepare(const struct cpu_call *k, bool int8, size_t width, size_t n, size_t *stride)
+{
+    bool own = k->n_phases == 1;
+    uint8_t *q8 = own ? k->c->scratch[k->worker] : k->c->rank[k->rank].q8;
+    size_t from = 0, to = n;
+    *stride = krn_q8_row_bytes(width);
+    if (!own)
+        cpu_cut(k, n, 1, &from, &to);
+    if (int8 && width != 0 && (own || k->phase == 0))
+        for (size_t i = from; i < to; i++)
+            k->c->mm->quantise_row(cpu_at(k, &k->op->in[0], i), q8 + i * *stride, width);
+    return own || k->phase == 1 ? q8 : NULL;
+}
+
+static void run_moe_gate_up(const struct cpu_call *k)
+{
+    const struct cpu_rank *r = &k->c->rank[k->rank];
+    const struct op_view *gate = plan_view(k->prog, k->rank, k->op->w[0]), *up = plan_view(k->prog, k->rank, k->op->w[1]);
+    bool int8 = gate->rows != 0 && (cpu_int8(k->choice, gate) || cpu_int8(k->choice, up));
+    size_t stride, from, to, half = gate->rows;
+    const uint8_t *q8 = prepare(k, int8, k->c->hp->n_embd, k->b->n_rows, &stride);
+    if (q8 == NULL || half == 0)
+        return;
+    const struct op_view *part[2] = {gate, up};
+    if (k->choice->file_order && k->op->file_slot[0] == 1) {
+        part[0] = up;
+        part[1] = gate;
+    }
+    cpu_cut(k, 2 * half, ROW_UNIT, &from, &to);
+    for (uint32_t e = 0; e < gate->n_mats; e++) {
+        int32_t p0 = r->group[e], n = r->group[e + 1] - p0;
+        for (uint32_t s = 0; s < 2 && n > 0; s++) {
+            const struct op_view *v = part[s];
+            size_t a = s * half, r0 = from > a ? from - a : 0, r1 = to > a ? (to - a < half ? to - a : half) : 0;
+            bool i8 = cpu_int8(k->choice, v);
+            if (r0 >= r1)
+                continue;
+            struct krn_matmul m = {.type = v->type, .w = v->data + e * v->mat_stride, .w_stride = v->stride, .k = v->k, .row0 = r0, .row1 = r1,
+                                   .x = i8 ? q8 : (const uint8_t *)cpu_at(k, &k->op->in[0], 0),
+                                   .x_stride = i8 ? stride : k->prog->width[BUF_H][k->rank] * sizeof(float), .x_index = r->pair_row + p0,
+                                   .n_cols = (size_t)n, .y = cpu_at(k, &k->op->out[0], (size_t)p0) + a, .y_stride = k->prog->width[BUF_MGU][k->rank]};
+            if (i8)
+                k->c->mm->q8(&m);
+            else
+                k->c->mm->f32(&m);
+        }
+    }
+}
+
+static void run_moe_down(const struct cpu_call *k)
+{
+    const struct cpu_rank *r = &k->c->rank[k->rank];
+    const struct op_view *v = plan_view(k->prog, k->rank, k->op->w[0]);
+    bool int8 = v->rows != 0 && cpu_int8(k->choice, v);
+    size_t stride, from, to, out = k->prog->width[BUF_A][k->rank], in = k->prog->width[BUF_MACT][k->rank];
+    const uint8_t *q8 = prepare(k, int8, v->k, r->n_pairs, &stride);
+    if (q8 == NULL)
+        return;
+    cpu_cut(k, out, ROW_UNIT, &from, &to);
+    for (uint32_t i = 0; i < k->b->n_rows && from < to; i++)
+        memset(cpu_at(k, &k->op->out[0], i) + from, 0, (to - from) * sizeof(float));
+    for (uint32_t e = 0; v->rows != 0 && e < v->n_mats && from < to; e++) {
+        int32_t p0 = r->group[e], n = r->group[e + 1] - p0;
+        if (n == 0)
+            continue;
+        struct krn_matmul m = {.type = v->type, .w = v->data + e * v->mat_stride, .w_stride = v->stride, .k = v->k, .row0 = from, .row1 = to,
+                               .x = int8 ? q8 + (size_t)p0 * stride : (const uint8_t *)cpu_at(k, &k->op->in[0], (size_t)p0),
+                               .x_stride = int8 ? stride : in * sizeof(float), .n_cols = (size_t)n, .y = cpu_at(k, &k->op->out[0], 0), .y_stride = out,
+                               .y_index = r->pair_row + p0, .accumulate = true, .col_scale = r->pair_weight + p0};
+        if (int8)
+            k->c->mm->q8(&m);
+        else
+            k->c->mm->f32(&m);
+    }
+}
+
+const struct cpu_launch CPU_ROUTER = {router_phases, run_router}, CPU_MOE_GATE_UP = {moe_phases, run_moe_gate_up}, CPU_MOE_DOWN = {moe_phases, run_moe_down};

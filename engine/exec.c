@@ -1,0 +1,289 @@
+/* The CPU walker. Eager and graph mode launch the same kernels with the same cuts, so their results are the same bits; what differs is who walks
+ * the list: the control thread, one wake-up per op, or every worker by itself over a list that was bound beforehand. */
+#include "engine/exec.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/error.h"
+#include "engine/guard.h"
+
+/* One barrier-separated piece of work. */
+struct node {
+    const struct op *op;                  /* NULL: a probe */
+    const struct choice *choice;
+    const struct cpu_launch *launch;
+    uint32_t phase, n_phases;
+    const struct probe_copy *copy;
+};
+
+struct exec_graph {
+    const struct program *prog;
+    uint64_t generation;
+    uint32_t bucket;
+    bool fast;
+    uint32_t n_nodes;
+    struct node *nodes;
+    struct choice *choices; /* the graph's own copy: what was captured, not what is current */
+};
+
+enum { MAX_GRAPHS = 64 };
+
+struct exec {
+    struct cpu *c;
+    uint32_t n_graphs;
+    struct exec_graph graphs[MAX_GRAPHS];
+    uint32_t cap_ops, n_ops;  /* of the last step */
+    uint64_t *ticks;          /* [worker][op][rank] */
+    float *us;                /* [op][rank] */
+    double us_per_tick;
+    /* what the workers of the current run look at */
+    const struct backend_step *step;
+    const struct node *run;
+    uint32_t n_run;
+};
+
+static inline uint64_t tick(void)
+{
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#else
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+#endif
+}
+
+static double now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static double calibrate(void)
+{
+    double t0 = now_us(), t1;
+    uint64_t a = tick();
+    do
+        t1 = now_us();
+    while (t1 - t0 < 2000);
+    return (t1 - t0) / (double)(tick() - a);
+}
+
+enum rs_result exec_open(struct cpu *c, struct exec **out, struct rs_error *err)
+{
+    struct exec *x = calloc(1, sizeof *x);
+    if (x == NULL)
+        return error_set(err, RS_ENOMEM, "out of memory for the executor");
+    x->c = c;
+    for (int i = 0; i < 2; i++)
+        if (c->prog[i] != NULL && c->prog[i]->n_ops > x->cap_ops)
+            x->cap_ops = c->prog[i]->n_ops;
+    x->ticks = calloc((size_t)c->n_workers * x->cap_ops * c->n_ranks, sizeof *x->ticks);
+    x->us = calloc((size_t)x->cap_ops * c->n_ranks, sizeof *x->us);
+    if (x->ticks == NULL || x->us == NULL) {
+        exec_close(x);
+        return error_set(err, RS_ENOMEM, "out of memory for op timings");
+    }
+    x->us_per_tick = calibrate();
+    *out = x;
+    return RS_OK;
+}
+
+static void drop_graph(struct exec *x, uint32_t i)
+{
+    free(x->graphs[i].nodes);
+    free(x->graphs[i].choices);
+    x->graphs[i] = x->graphs[--x->n_graphs];
+}
+
+void exec_close(struct exec *x)
+{
+    if (x == NULL)
+        return;
+    while (x->n_graphs > 0)
+        drop_graph(x, 0);
+    free(x->ticks);
+    free(x->us);
+    free(x);
+}
+
+void exec_retire(struct exec *x, uint64_t generation)
+{
+    for (uint32_t i = x->n_graphs; i-- > 0;)
+        if (x->graphs[i].generation < generation)
+            drop_graph(x, i);
+}
+
+static void run_probe(const struct exec *x, const struct probe_copy *p)
+{
+    const struct backend_step *s = x->step;
+    const struct op_ref *r = &s->prog->ops[p->op].out[0];
+    const uint32_t rows = s->batch->n_rows, row = p->row == UINT32_MAX ? rows - 1 : p->row;
+    const float *src = x->c->rank[p->rank].buf[r->buf] + (size_t)row * s->prog->width[r->buf][p->rank] + r->col;
+    memcpy(p->dst, src, p->width * sizeof *src);
+}
+
+/* This worker's share of a node, over all ranks. */
+static void run_share(struct exec *x, const struct node *n, unsigned worker)
+{
+    const struct cpu *c = x->c;
+    if (n->op == NULL) {
+        if (worker == 0)
+            run_probe(x, n->copy);
+        return;
+    }
+    uint32_t w = c->n_workers, first = worker * c->n_ranks, last = first + c->n_ranks; /* in units of 1/w rank */
+    uint64_t *ticks = x->ticks + ((size_t)worker * x->cap_ops + n->op->index) * c->n_ranks;
+    struct cpu_call k = {.c = x->c, .op = n->op, .choice = n->choice, .b = x->step->batch, .prog = x->step->prog, .phase = n->phase,
+                         .n_phases = n->n_phases, .worker = worker, .of = w};
+    for (uint32_t r = first / w; r * w < last; r++) {
+        k.rank = r;
+        k.lo = first > r * w ? first - r * w : 0;
+        k.hi = last < (r + 1) * w ? last - r * w : w;
+        uint64_t t0 = tick();
+        n->launch->run(&k);
+        ticks[r] += tick() - t0;
+    }
+}
+
+static void worker_run(void *arg, unsigned worker)
+{
+    struct exec *x = arg;
+    for (uint32_t i = 0; i < x->n_run; i++) {
+        if (i > 0)
+            pool_barrier(x->c->pool);
+        run_share(x, &x->run[i], worker);
+    }
+}
+
+static void run_nodes(struct exec *x, const struct node *nodes, uint32_t n)
+{
+    if (n == 0)
+        return;
+    x->run = nodes;
+    x->n_run = n;
+    pool_run(x->c->pool, worker_run, x);
+}
+
+/* The nodes of one op; returns their number. At most 4. */
+static uint32_t bind_op(const struct cpu *c, const struct backend_step *s, const struct op *op, const struct choice *ch, struct node out[4])
+{
+    const struct cpu_launch *l = ch->impl->launch;
+    uint32_t n = l->phases(c, op, ch, s->batch->bucket);
+    for (uint32_t p = 0; p < n; p++)
+        out[p] = (struct node){.op = op, .choice = ch, .launch = l, .phase = p, .n_phases = n};
+    return n;
+}
+
+/* Copies armed after op i, from *next on. */
+static uint32_t count_probes(const struct probe_set *ps, uint32_t op, uint32_t *next)
+{
+    uint32_t first = *next;
+    while (ps != NULL && *next < ps->n_copies && ps->copies[*next].op == op)
+        ++*next;
+    return *next - first;
+}
+
+static void step_eager(struct exec *x, const struct backend_step *s)
+{
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < s->prog->n_ops; i++) {
+        struct node n[4];
+        run_nodes(x, n, bind_op(x->c, s, &s->prog->ops[i], &s->choices[i], n));
+        uint32_t at = next, m = count_probes(s->probes, i, &next);
+        for (uint32_t p = 0; p < m; p++)
+            run_probe(x, &s->probes->copies[at + p]);
+    }
+}
+
+static struct exec_graph *find_graph(struct exec *x, const struct backend_step *s)
+{
+    for (uint32_t i = 0; i < x->n_graphs; i++) {
+        struct exec_graph *g = &x->graphs[i];
+        if (g->prog == s->prog && g->generation == s->generation && g->bucket == s->batch->bucket && g->fast == s->fast)
+            return g;
+    }
+    return NULL;
+}
+
+/* Walk the list once, recording. An op that cannot be recorded acts on the spot instead, on whatever its inputs hold now, and is missing from
+ * the graph: that is what graph.guard protects from, and what graph.guard=off lets an operator see. */
+static enum rs_result capture(struct exec *x, const struct backend_step *s, struct exec_graph **out, struct rs_error *err)
+{
+    const struct program *p = s->prog;
+    for (uint32_t i = 0; i < p->n_ops && s->graph_guard; i++)
+        if (s->choices[i].impl->not_capturable)
+            return error_set(err, RS_ESTATE, "cannot capture a graph: op %s uses %s=%s, which is not capturable (use eager mode, another implementation, or graph.guard=off)",
+                             p->ops[i].site, op_kind_name(p->ops[i].kind), s->choices[i].impl->name);
+    if (x->n_graphs == MAX_GRAPHS)
+        drop_graph(x, 0);
+    struct exec_graph *g = &x->graphs[x->n_graphs];
+    uint32_t probes = s->probes != NULL ? s->probes->n_copies : 0, next = 0;
+    *g = (struct exec_graph){.prog = p, .generation = s->generation, .bucket = s->batch->bucket, .fast = s->fast};
+    g->nodes = calloc((size_t)p->n_ops * 4 + probes, sizeof *g->nodes);
+    g->choices = malloc(p->n_ops * sizeof *g->choices);
+    if (g->nodes == NULL || g->choices == NULL) {
+        free(g->nodes);
+        free(g->choices);
+        return error_set(err, RS_ENOMEM, "out of memory for a graph of %u ops", p->n_ops);
+    }
+    memcpy(g->choices, s->choices, p->n_ops * sizeof *g->choices);
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        struct node *n = g->nodes + g->n_nodes;
+        uint32_t m = bind_op(x->c, s, &p->ops[i], &g->choices[i], n);
+        if (g->choices[i].impl->not_capturable)
+            run_nodes(x, n, m);
+        else
+            g->n_nodes += m;
+        uint32_t at = next, copies = count_probes(s->probes, i, &next);
+        for (uint32_t c = 0; c < copies; c++)
+            g->nodes[g->n_nodes++] = (struct node){.copy = &s->probes->copies[at + c]};
+    }
+    x->n_graphs++;
+    *out = g;
+    return RS_OK;
+}
+
+static void sum_ticks(struct exec *x)
+{
+    const struct cpu *c = x->c;
+    for (uint32_t i = 0; i < x->n_ops * c->n_ranks; i++) {
+        uint64_t t = 0;
+        for (uint32_t w = 0; w < c->n_workers; w++)
+            t += x->ticks[(size_t)w * x->cap_ops * c->n_ranks + i];
+        x->us[i] = (float)((double)t * x->us_per_tick);
+    }
+}
+
+enum rs_result exec_step(struct exec *x, const struct backend_step *s, struct rs_error *err)
+{
+    struct exec_graph *g = NULL;
+    x->step = s;
+    x->n_ops = s->prog->n_ops;
+    if (s->graph) {
+        g = find_graph(x, s);
+        enum rs_result rc = g == NULL ? capture(x, s, &g, err) : RS_OK;
+        if (rc != RS_OK)
+            return rc;
+    }
+    for (uint32_t w = 0; w < x->c->n_workers; w++)
+        memset(x->ticks + (size_t)w * x->cap_ops * x->c->n_ranks, 0, (size_t)x->n_ops * x->c->n_ranks * sizeof *x->ticks);
+    guard_enter();
+    if (g != NULL)
+        run_nodes(x, g->nodes, g->n_nodes);
+    else
+        step_eager(x, s);
+    guard_leave();
+    sum_ticks(x);
+    return RS_OK;
+}
+
+const float *exec_op_us(struct exec *x, uint32_t *n_ops)
+{
+    *n_ops = x->n_ops;
+    return x->us;
+}

@@ -1,0 +1,22 @@
+/* The CPU walker: eager steps, captured graphs, ticks. One per cpu backend; the engine's control thread calls it. */
+#ifndef RANKSCOPE_ENGINE_EXEC_H
+#define RANKSCOPE_ENGINE_EXEC_H
+
+#include "engine/cpu.h"
+
+struct exec;
+
+enum rs_result exec_open(struct cpu *c, struct exec **out, struct rs_error *err);
+void exec_close(struct exec *x);
+
+/* Run a step: eager walks the list op by op, waking the workers for each; graph captures the same walk once per key and replays it with the
+ * workers running through the list on their own. Errors: RS_ESTATE (an op that cannot be captured, named), RS_ENOMEM (capture). */
+enum rs_result exec_step(struct exec *x, const struct backend_step *s, struct rs_error *err);
+
+/* us[op * n_ranks + rank] of the last step. */
+const float *exec_op_us(struct exec *x, uint32_t *n_ops);
+
+/* Forget graphs captured before `generation`. */
+void exec_retire(struct exec *x, uint64_t generation);
+
+#endif

@@ -1,0 +1,598 @@
+/* The f32 kernels, written once with vectors of VL floats. Included by vec_*.c, which define VL and KRN_NAME. See vec.h for contracts. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/vec.h"
+#include "kernels/quant.h"
+
+#if defined(__x86_64__) && VL > 4
+#include <immintrin.h>
+#endif
+
+typedef float vf __attribute__((vector_size(VL * 4), aligned(4), may_alias));
+typedef int32_t vi __attribute__((vector_size(VL * 4), aligned(4), may_alias));
+
+static inline vf v_load(const float *p) { return *(const vf *)p; }
+static inline void v_store(float *p, vf v) { *(vf *)p = v; }
+static inline vf v_set(float x) { return x - (vf){0}; }
+
+static inline vf v_fma(vf a, vf b, vf c)
+{
+#if VL == 16
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif VL == 8
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+static inline vf v_max(vf a, vf b)
+{
+#if VL == 16
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif VL == 8
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    vf r;
+    for (int i = 0; i < VL; i++)
+        r[i] = a[i] > b[i] ? a[i] : b[i];
+    return r;
+#endif
+}
+
+/* Sum of the lanes by halving: a fixed order. */
+static inline float v_sum(vf a)
+{
+    float t[VL];
+    v_store(t, a);
+    for (int w = VL / 2; w > 0; w /= 2)
+        for (int i = 0; i < w; i++)
+            t[i] += t[i + w];
+    return t[0];
+}
+
+static inline float v_hmax(vf a)
+{
+    float t[VL], m;
+    v_store(t, a);
+    m = t[0];
+    for (int i = 1; i < VL; i++)
+        m = t[i] > m ? t[i] : m;
+    return m;
+}
+
+/* e^x to about 1 ulp: x = n ln2 + r, a polynomial of degree 6 for e^r, n added to the exponent. Below -87 the result is 0, above 88 it stays
+ * finite: callers pass differences to a maximum or saturating arguments. */
+static inline vf v_exp(vf x)
+{
+    const vf lo = v_set(-87.0f), hi = v_set(88.0f);
+    vi tiny = x < lo;
+    x = v_max(x, lo);
+    vi big = x > hi;
+    x = (vf)(((vi)x & ~big) | ((vi)hi & big));
+    vf t = x * v_set(1.44269504089f) + v_set(12582912.0f);
+    vi n = (vi)t - (vi)v_set(12582912.0f);
+    vf k = t - v_set(12582912.0f);
+    vf r = v_fma(k, v_set(-0.693359375f), x);
+    r = v_fma(k, v_set(2.12194440e-4f), r);
+    vf p = v_set(1.9875691500e-4f);
+    p = v_fma(p, r, v_set(1.3981999507e-3f));
+    p = v_fma(p, r, v_set(8.3334519073e-3f));
+    p = v_fma(p, r, v_set(4.1665795894e-2f));
+    p = v_fma(p, r, v_set(1.6666665459e-1f));
+    p = v_fma(p, r, v_set(5.0000001201e-1f));
+    p = v_fma(p, r * r, r + v_set(1.0f));
+    vf e = (vf)((vi)p + (n << 23));
+    return (vf)((vi)e & ~tiny);
+}
+
+static inline vf v_load_cache(enum krn_cache_type t, const uint8_t *src, size_t i)
+{
+    if (t == KRN_CACHE_F32)
+        return v_load((const float *)(const void *)src + i);
+#if VL == 16
+    __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)(src + 2 * i));
+    return t == KRN_CACHE_F16 ? (vf)_mm512_cvtph_ps(h) : (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16);
+#elif VL == 8
+    __m128i h = _mm_loadu_si128((const __m128i *)(const void *)(src + 2 * i));
+    return t == KRN_CACHE_F16 ? (vf)_mm256_cvtph_ps(h) : (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16);
+#else
+    vf r;
+    for (int j = 0; j < VL; j++) {
+        uint16_t h;
+        memcpy(&h, src + 2 * (i + (size_t)j), 2);
+        r[j] = t == KRN_CACHE_F16 ? krn_f16_to_f32(h) : krn_bf16_to_f32(h);
+    }
+    return r;
+#endif
+}
+
+static inline float load_one(enum krn_cache_type t, const uint8_t *src, size_t i)
+{
+    uint16_t h;
+    if (t == KRN_CACHE_F32) {
+        float f;
+        memcpy(&f, src + 4 * i, 4);
+        return f;
+    }
+    memcpy(&h, src + 2 * i, 2);
+    return t == KRN_CACHE_F16 ? krn_f16_to_f32(h) : krn_bf16_to_f32(h);
+}
+
+static void rmsnorm(const float *x, const float *w, float eps, float *y, size_t n)
+{
+    vf acc = {0};
+    float tail = 0;
+    size_t i = 0;
+    for (; i + VL <= n; i += VL)
+        acc = v_fma(v_load(x + i), v_load(x + i), acc);
+    for (; i < n; i++)
+        tail += x[i] * x[i];
+    float s = 1.0f / sqrtf((v_sum(acc) + tail) / (float)n + eps);
+    vf vs = v_set(s);
+    for (i = 0; i + VL <= n; i += VL)
+        v_store(y + i, v_load(x + i) * vs * v_load(w + i));
+    for (; i < n; i++)
+        y[i] = x[i] * s * w[i];
+}
+
+static void layernorm(const float *x, const float *w, const float *b, float eps, float *y, size_t n)
+{
+    double mean = 0, var = 0;
+    for (size_t i = 0; i < n; i++)
+        mean += x[i];
+    mean /= (double)n;
+    for (size_t i = 0; i < n; i++)
+        var += (x[i] - mean) * (x[i] - mean);
+    float s = (float)(1.0 / sqrt(var / (double)n + eps)), m = (float)mean;
+    for (size_t i = 0; i < n; i++)
+        y[i] = (x[i] - m) * s * w[i] + (b != NULL ? b[i] : 0.0f);
+}
+
+static void rope(float *x, const float *c, const float *s, size_t n, bool interleaved)
+{
+    for (size_t i = 0; i < n; i++) {
+        float *a = interleaved ? x + 2 * i : x + i, *b = interleaved ? a + 1 : a + n;
+        float u = *a, v = *b;
+        *a = u * c[i] - v * s[i];
+        *b = u * s[i] + v * c[i];
+    }
+}
+
+static inline vf v_silu(vf g)
+{
+    return g / (v_set(1.0f) + v_exp(-g));
+}
+
+static void silu_mul(const float *gate, const float *up, float *y, size_t n)
+{
+    size_t i = 0;
+    for (; i + VL <= n; i += VL)
+        v_store(y + i, v_silu(v_load(gate + i)) * v_load(up + i));
+    if (i < n) { /* the tail through the same arithmetic, padded */
+        float g[VL] = {0}, u[VL] = {0}, r[VL];
+        memcpy(g, gate + i, (n - i) * sizeof *g);
+        memcpy(u, up + i, (n - i) * sizeof *u);
+        v_store(r, v_silu(v_load(g)) * v_load(u));
+        memcpy(y + i, r, (n - i) * sizeof *r);
+    }
+}
+
+static void add(const float *x, float *y, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] += x[i];
+}
+
+static void store(enum krn_cache_type t, const float *x, void *dst, size_t n)
+{
+    if (t == KRN_CACHE_F32) {
+        memcpy(dst, x, n * sizeof *x);
+        return;
+    }
+    uint16_t *h = dst;
+    size_t i = 0;
+#if VL == 16
+    if (t == KRN_CACHE_F16)
+        for (; i + 16 <= n; i += 16)
+            _mm256_storeu_si256((__m256i *)(void *)(h + i), _mm512_cvtps_ph(_mm512_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+#elif VL == 8
+    if (t == KRN_CACHE_F16)
+        for (; i + 8 <= n; i += 8)
+            _mm_storeu_si128((__m128i *)(void *)(h + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
+    for (; i < n; i++)
+        h[i] = t == KRN_CACHE_F16 ? krn_f32_to_f16(x[i]) : krn_f32_to_bf16(x[i]);
+}
+
+static void load(enum krn_cache_type t, const void *src, float *y, size_t n)
+{
+    size_t i = 0;
+    for (; i + VL <= n; i += VL)
+        v_store(y + i, v_load_cache(t, src, i));
+    for (; i < n; i++)
+        y[i] = load_one(t, src, i);
+}
+
+static inline float round_bf16(float x, bool bf16)
+{
+    return bf16 ? krn_bf16_to_f32(krn_f32_to_bf16(x)) : x;
+}
+
+static void reduce(const float *const *src, float *const *dst, size_t n_src, size_t n_dst, size_t from, size_t to, bool tree, bool bf16)
+{
+    enum { CHUNK = 64 };
+    float part[64][CHUNK]; /* n_src <= 64 */
+    for (size_t i = from; i < to; i += CHUNK) {
+        size_t m = to - i < CHUNK ? to - i : CHUNK;
+        for (size_t s = 0; s < n_src; s++)
+            for (size_t j = 0; j < m; j++)
+                part[s][j] = round_bf16(src[s][i + j], bf16);
+        if (tree) {
+            for (size_t step = 1; step < n_src; step *= 2)
+                for (size_t s = 0; s + step < n_src; s += 2 * step)
+                    for (size_t j = 0; j < m; j++)
+                        part[s][j] += part[s + step][j];
+        } else {
+            for (size_t s = 1; s < n_src; s++)
+                for (size_t j = 0; j < m; j++)
+                    part[0][j] += part[s][j];
+        }
+        for (size_t d = 0; d < n_dst; d++)
+            memcpy(dst[d] + i, part[0], m * sizeof(float));
+    }
+}
+
+static inline const uint8_t *page_row(const struct krn_pages *p, uint32_t pos)
+{
+    return p->base + (size_t)p->table[pos / p->block] * p->block_stride + (size_t)(pos % p->block) * p->row_bytes;
+}
+
+/* Scores to probabilities in place, without the division: returns the sum. m must be the maximum. */
+static float softmax_sum(float *s, uint32_t n, float m)
+{
+    vf acc = {0}, vm = v_set(m);
+    uint32_t i = 0;
+    float tail = 0;
+    for (; i + VL <= n; i += VL) {
+        vf e = v_exp(v_load(s + i) - vm);
+        v_store(s + i, e);
+        acc += e;
+    }
+    if (i < n) {
+        float t[VL];
+        for (uint32_t j = 0; j < VL; j++)
+            t[j] = i + j < n ? s[i + j] : -INFINITY;
+        v_store(t, v_exp(v_load(t) - vm));
+        for (uint32_t j = 0; i + j < n; j++) {
+            s[i + j] = t[j];
+            tail += t[j];
+        }
+    }
+    return v_sum(acc) + tail;
+}
+
+/* Up to four heads at once over every key: scores, softmax, latent mixture. l and r are multiples of 16 in every known model; the scalar tails
+ * serve the rest. */
+static void absorbed_heads(const struct krn_attn_absorbed *a, uint32_t h0, uint32_t nh, uint32_t n)
+{
+    uint32_t d = a->l + a->r;
+    size_t pitch = ((size_t)n + 15) & ~(size_t)15;
+    const float *q[4];
+    float *s[4], top[4], inv[4];
+    for (uint32_t h = 0; h < 4; h++) {
+        q[h] = a->q + (size_t)(h0 + (h < nh ? h : 0)) * d;
+        s[h] = a->scores + h * pitch;
+        top[h] = -INFINITY;
+    }
+    for (uint32_t j = 0; j < n; j++) {
+        const uint8_t *row = page_row(&a->kv, a->sel != NULL ? (uint32_t)a->sel[j] : j);
+        vf acc[4] = {{0}};
+        float tail[4] = {0};
+        uint32_t i = 0;
+        for (; i + VL <= d; i += VL) {
+            vf k = v_load_cache(a->kv.type, row, i);
+            for (uint32_t h = 0; h < 4; h++)
+                acc[h] = v_fma(k, v_load(q[h] + i), acc[h]);
+        }
+        for (; i < d; i++)
+            for (uint32_t h = 0; h < nh; h++)
+                tail[h] += load_one(a->kv.type, row, i) * q[h][i];
+        for (uint32_t h = 0; h < nh; h++) {
+            float v = (v_sum(acc[h]) + tail[h]) * a->scale;
+            s[h][j] = v;
+            top[h] = v > top[h] ? v : top[h];
+        }
+    }
+    for (uint32_t h = 0; h < nh; h++)
+        inv[h] = 1.0f / softmax_sum(s[h], n, top[h]);
+    uint32_t i = 0;
+    for (; i + 4 * VL <= a->l; i += 4 * VL) {
+        vf acc[4][4] = {{{0}}};
+        for (uint32_t j = 0; j < n; j++) {
+            const uint8_t *row = page_row(&a->kv, a->sel != NULL ? (uint32_t)a->sel[j] : j);
+            vf c[4];
+            for (uint32_t x = 0; x < 4; x++)
+                c[x] = v_load_cache(a->kv.type, row, i + x * VL);
+            for (uint32_t h = 0; h < 4; h++) {
+                vf p = v_set(h < nh ? s[h][j] : 0);
+                for (uint32_t x = 0; x < 4; x++)
+                    acc[h][x] = v_fma(p, c[x], acc[h][x]);
+            }
+        }
+        for (uint32_t h = 0; h < nh; h++)
+            for (uint32_t x = 0; x < 4; x++)
+                v_store(a->out + (size_t)(h0 + h) * a->l + i + x * VL, acc[h][x] * v_set(inv[h]));
+    }
+    for (; i < a->l; i++)
+        for (uint32_t h = 0; h < nh; h++) {
+            float o = 0;
+            for (uint32_t j = 0; j < n; j++)
+                o += s[h][j] * load_one(a->kv.type, page_row(&a->kv, a->sel != NULL ? (uint32_t)a->sel[j] : j), i);
+            a->out[(size_t)(h0 + h) * a->l + i] = o * inv[h];
+        }
+}
+
+static void attn_absorbed(const struct krn_attn_absorbed *a)
+{
+    uint32_t n = a->sel != NULL ? a->n_sel : a->n_keys;
+    for (uint32_t h = 0; h < a->n_heads; h += 4)
+        absorbed_heads(a, h, a->n_heads - h < 4 ? a->n_heads - h : 4, n);
+}
+
+/* out[KRN_KEY_TILE][n] = c[KRN_KEY_TILE][l] * b[l][n]; every element sums over l in order, so tiles do not matter. */
+static void tile_times_b(const float *c, uint32_t l, const float *b, uint32_t n, float *out)
+{
+    for (uint32_t t = 0; t < KRN_KEY_TILE; t += 4) {
+        const float *c0 = c + (size_t)t * l, *c1 = c0 + l, *c2 = c1 + l, *c3 = c2 + l;
+        uint32_t j = 0;
+        for (; j + 2 * VL <= n; j += 2 * VL) {
+            vf a00 = {0}, a01 = {0}, a10 = {0}, a11 = {0}, a20 = {0}, a21 = {0}, a30 = {0}, a31 = {0};
+            for (uint32_t i = 0; i < l; i++) {
+                vf b0 = v_load(b + (size_t)i * n + j), b1 = v_load(b + (size_t)i * n + j + VL);
+                a00 = v_fma(v_set(c0[i]), b0, a00), a01 = v_fma(v_set(c0[i]), b1, a01);
+                a10 = v_fma(v_set(c1[i]), b0, a10), a11 = v_fma(v_set(c1[i]), b1, a11);
+                a20 = v_fma(v_set(c2[i]), b0, a20), a21 = v_fma(v_set(c2[i]), b1, a21);
+                a30 = v_fma(v_set(c3[i]), b0, a30), a31 = v_fma(v_set(c3[i]), b1, a31);
+            }
+            float *o = out + (size_t)t * n + j;
+            v_store(o, a00), v_store(o + VL, a01);
+            v_store(o + n, a10), v_store(o + n + VL, a11);
+            v_store(o + 2 * (size_t)n, a20), v_store(o + 2 * (size_t)n + VL, a21);
+            v_store(o + 3 * (size_t)n, a30), v_store(o + 3 * (size_t)n + VL, a31);
+        }
+        for (; j < n; j++)
+            for (uint32_t u = 0; u < 4; u++) {
+                float s = 0;
+                for (uint32_t i = 0; i < l; i++)
+                    s += c[(size_t)(t + u) * l + i] * b[(size_t)i * n + j];
+                out[(size_t)(t + u) * n + j] = s;
+            }
+    }
+}
+
+static void attn_expand(const struct krn_attn_expand *a)
+{
+    uint32_t n = a->nope + a->v, dim = a->nope + a->r;
+    float *c = a->tmp, *pe = c + (size_t)KRN_KEY_TILE * a->l, *kv = pe + (size_t)KRN_KEY_TILE * a->r;
+    for (uint32_t t = a->key0; t < a->key1; t += KRN_KEY_TILE) {
+        uint32_t m = a->key1 - t < KRN_KEY_TILE ? a->key1 - t : KRN_KEY_TILE;
+        for (uint32_t i = 0; i < KRN_KEY_TILE; i++) {
+            if (i >= m) {
+                memset(c + (size_t)i * a->l, 0, a->l * sizeof *c);
+                memset(pe + (size_t)i * a->r, 0, a->r * sizeof *pe);
+                continue;
+            }
+            const uint8_t *row = page_row(&a->kv, t + i);
+            load(a->kv.type, row, c + (size_t)i * a->l, a->l);
+            load(a->kv.type, row + a->l * krn_cache_elem_bytes(a->kv.type), pe + (size_t)i * a->r, a->r);
+        }
+        tile_times_b(c, a->l, a->b, n, kv);
+        float *keys = a->keys + (size_t)t * dim;
+        for (uint32_t i = 0; i < KRN_KEY_TILE; i++) {
+            for (uint32_t d = 0; d < a->nope; d++)
+                keys[(size_t)d * KRN_KEY_TILE + i] = kv[(size_t)i * n + d];
+            for (uint32_t d = 0; d < a->r; d++)
+                keys[(size_t)(a->nope + d) * KRN_KEY_TILE + i] = pe[(size_t)i * a->r + d];
+            if (i < m)
+                memcpy(a->values + (size_t)(t + i) * a->v, kv + (size_t)i * n + a->nope, a->v * sizeof(float));
+        }
+    }
+}
+
+/* Scores of up to eight rows against one tile of keys. */
+static void tile_scores(const struct krn_attn_expanded *a, uint32_t row, uint32_t nr, const float *tile, float *s, size_t pitch)
+{
+    enum { PARTS = KRN_KEY_TILE / VL };
+    vf acc[8][PARTS];
+    memset(acc, 0, sizeof acc);
+    const float *q[8];
+    for (uint32_t i = 0; i < 8; i++)
+        q[i] = a->q + (size_t)(row + (i < nr ? i : 0)) * a->q_stride;
+    for (uint32_t d = 0; d < a->dim; d++)
+        for (uint32_t p = 0; p < PARTS; p++) {
+            vf k = v_load(tile + (size_t)d * KRN_KEY_TILE + p * VL);
+            for (uint32_t i = 0; i < 8; i++)
+                acc[i][p] = v_fma(k, v_set(q[i][d]), acc[i][p]);
+        }
+    for (uint32_t i = 0; i < nr; i++)
+        for (uint32_t p = 0; p < PARTS; p++)
+            v_store(s + i * pitch + p * VL, acc[i][p] * v_set(a->scale));
+}
+
+/* Drop the scores of keys that a row may not see; returns the maximum of those it may. */
+static float mask_row(const struct krn_attn_expanded *a, uint32_t row, float *s, uint32_t n_keys)
+{
+    uint32_t own = a->pos0 + row + 1;
+    for (uint32_t t = own; t < n_keys; t++)
+        s[t] = -INFINITY;
+    if (a->sel != NULL && a->sel[row] != NULL) {
+        const int32_t *sel = a->sel[row];
+        uint32_t n = a->n_sel[row], next = 0;
+        for (uint32_t t = 0; t < own; t++) {
+            if (next < n && sel[next] == (int32_t)t)
+                next++;
+            else
+                s[t] = -INFINITY;
+        }
+    }
+    float m = -INFINITY;
+    for (uint32_t t = 0; t < own; t++)
+        m = s[t] > m ? s[t] : m;
+    return m;
+}
+
+static void mix_values(const struct krn_attn_expanded *a, uint32_t row, uint32_t nr, uint32_t n_keys, const float *s, size_t pitch, const float *inv)
+{
+    uint32_t j = 0;
+    for (; j + 2 * VL <= a->v; j += 2 * VL) {
+        vf acc[8][2];
+        memset(acc, 0, sizeof acc);
+        for (uint32_t t = 0; t < n_keys; t++) {
+            vf v0 = v_load(a->values + (size_t)t * a->v + j), v1 = v_load(a->values + (size_t)t * a->v + j + VL);
+            for (uint32_t i = 0; i < 8; i++) {
+                vf p = v_set(s[i * pitch + t]);
+                acc[i][0] = v_fma(p, v0, acc[i][0]);
+                acc[i][1] = v_fma(p, v1, acc[i][1]);
+            }
+        }
+        for (uint32_t i = 0; i < nr; i++) {
+            float *o = a->out + (size_t)(row + i) * a->out_stride + j;
+            v_store(o, acc[i][0] * v_set(inv[i]));
+            v_store(o + VL, acc[i][1] * v_set(inv[i]));
+        }
+    }
+    for (; j < a->v; j++)
+        for (uint32_t i = 0; i < nr; i++) {
+            float o = 0;
+            for (uint32_t t = 0; t < n_keys; t++)
+                o += s[i * pitch + t] * a->values[(size_t)t * a->v + j];
+            a->out[(size_t)(row + i) * a->out_stride + j] = o * inv[i];
+        }
+}
+
+/* A row's sums run over its keys in order; keys beyond its own position add exact zeros, so grouping rows by eight changes no bit. */
+static void attn_expanded(const struct krn_attn_expanded *a)
+{
+    for (uint32_t row = 0; row < a->n_rows; row += 8) {
+        uint32_t nr = a->n_rows - row < 8 ? a->n_rows - row : 8, n_keys = a->pos0 + row + nr;
+        size_t pitch = ((size_t)(a->pos0 + a->n_rows) + KRN_KEY_TILE - 1) / KRN_KEY_TILE * KRN_KEY_TILE;
+        float inv[8];
+        for (uint32_t t = 0; t < n_keys; t += KRN_KEY_TILE)
+            tile_scores(a, row, nr, a->keys + (size_t)t * a->dim, a->scores + t, pitch);
+        for (uint32_t i = 0; i < nr; i++) {
+            float *s = a->scores + i * pitch;
+            float m = mask_row(a, row + i, s, n_keys);
+            uint32_t own = a->pos0 + row + i + 1;
+            inv[i] = 1.0f / softmax_sum(s, own, m);
+            memset(s + own, 0, (n_keys - own) * sizeof *s);
+        }
+        for (uint32_t i = nr; i < 8; i++)
+            memset(a->scores + i * pitch, 0, n_keys * sizeof(float));
+        mix_values(a, row, nr, n_keys, a->scores, pitch, inv);
+    }
+}
+
+static void index_scores(const struct krn_pages *k, const float *q, const float *w, uint32_t n_heads, uint32_t dim, uint32_t n_keys, float scale,
+                         float *scores)
+{
+    for (uint32_t t = 0; t < n_keys; t++) {
+        const uint8_t *row = page_row(k, t);
+        float total = 0;
+        for (uint32_t h = 0; h < n_heads; h++) {
+            vf acc = {0};
+            float tail = 0;
+            uint32_t i = 0;
+            for (; i + VL <= dim; i += VL)
+                acc = v_fma(v_load_cache(k->type, row, i), v_load(q + (size_t)h * dim + i), acc);
+            for (; i < dim; i++)
+                tail += load_one(k->type, row, i) * q[(size_t)h * dim + i];
+            float dot = v_sum(acc) + tail;
+            total += w[h] * (dot > 0 ? dot : 0);
+        }
+        scores[t] = total * scale;
+    }
+}
+
+static void gate_scores(const struct krn_route *a)
+{
+    uint32_t n = a->n_experts;
+    if (a->sigmoid) {
+        for (uint32_t i = 0; i < n; i++)
+            a->p[i] = 1.0f / (1.0f + expf(-a->logits[i]));
+        return;
+    }
+    float m = -INFINITY, sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        m = a->logits[i] > m ? a->logits[i] : m;
+    for (uint32_t i = 0; i < n; i++) {
+        a->p[i] = expf(a->logits[i] - m);
+        sum += a->p[i];
+    }
+    for (uint32_t i = 0; i < n; i++)
+        a->p[i] /= sum;
+}
+
+/* Keep the n_groups_used groups whose two best scores sum highest; the experts of the others leave the race. */
+static void limit_groups(const struct krn_route *a, float *s)
+{
+    uint32_t per = a->n_experts / a->n_groups;
+    float best[512];
+    for (uint32_t g = 0; g < a->n_groups; g++) {
+        float m1 = -INFINITY, m2 = -INFINITY;
+        for (uint32_t i = 0; i < per; i++) {
+            float v = s[g * per + i];
+            if (v > m1) {
+                m2 = m1;
+                m1 = v;
+            } else if (v > m2) {
+                m2 = v;
+            }
+        }
+        best[g] = per > 1 ? m1 + m2 : m1;
+    }
+    bool keep[512] = {false};
+    for (uint32_t k = 0; k < a->n_groups_used; k++) {
+        uint32_t at = a->n_groups;
+        for (uint32_t g = 0; g < a->n_groups; g++)
+            if (!keep[g] && (at == a->n_groups || best[g] > best[at]))
+                at = g;
+        keep[at] = true;
+    }
+    for (uint32_t i = 0; i < a->n_experts; i++)
+        if (!keep[i / per])
+            s[i] = -INFINITY;
+}
+
+static void route(const struct krn_route *a)
+{
+    float s[512]; /* n_experts <= 512: checked when the model is read */
+    gate_scores(a);
+    for (uint32_t i = 0; i < a->n_experts; i++)
+        s[i] = a->p[i] + (a->bias != NULL ? a->bias[i] : 0.0f);
+    if (a->n_groups > 1 && a->n_groups_used < a->n_groups)
+        limit_groups(a, s);
+    float sum = 0;
+    bool taken[512] = {false};
+    for (uint32_t k = 0; k < a->n_used; k++) {
+        uint32_t at = a->n_experts;
+        for (uint32_t i = 0; i < a->n_experts; i++)
+            if (!taken[i] && (at == a->n_experts || s[i] > s[at]))
+                at = i;
+        taken[at] = true;
+        a->ids[k] = (int32_t)at;
+        a->weights[k] = a->p[at];
+        sum += a->p[at];
+    }
+    float f = a->norm ? a->scale / (sum > 1e-20f ? sum : 1e-20f) : a->scale;
+    for (uint32_t k = 0; k < a->n_used; k++)
+        a->weights[k] *= f;
+}
+
+const struct krn_cpu_vec KRN_NAME;
+const struct krn_cpu_vec KRN_NAME = {
+    .isa = KRN_THIS_ISA, .rmsnorm = rmsnorm, .layernorm = layernorm, .rope = rope, .silu_mul = silu_mul, .add = add, .store = store, .load = load,
+    .reduce = reduce, .attn_absorbed = attn_absorbed, .attn_expand = attn_expand, .attn_expanded = attn_expanded, .index_scores = index_scores,
+    .route = route,
+};
