@@ -5,5 +5,17 @@ librslua_a_SOURCES =
 
 # Installed data, with its folders: lua/templates/x.lua is installed as PKGDATADIR/lua/templates/x.lua.
 nobase_dist_pkgdata_DATA = \
+	lua/templates/deepseek.lua \
+	lua/templates/deepseek_r1.lua \
+	lua/templates/deepseek_v2.lua \
+	lua/templates/deepseek_v3.lua \
+	lua/templates/deepseek_v31.lua \
+	lua/templates/glm.lua \
+	lua/templates/glm5.lua \
+	lua/templates/glm52.lua \
+	lua/templates/init.lua \
+	lua/templates/json.lua \
+	lua/templates/kimi_k2.lua \
+	lua/templates/lib.lua \
 	models/README.md \
 	models/tiny-glm5-q4.gguf

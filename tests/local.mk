@@ -7,6 +7,7 @@ c_tests = \
 	tests/gguf_test \
 	tests/matmul_test \
 	tests/quant_test \
+	tests/template_test \
 	tests/vocab_file_test \
 	tests/vocab_pre_test \
 	tests/vocab_test
@@ -24,6 +25,8 @@ tests_vocab_file_test_SOURCES = tests/vocab_file_test.c $(gguf_make)
 tests_gguf_mutate_SOURCES = tests/gguf_mutate.c $(gguf_make)
 tests_gguf_mutate_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free
 
+tests_template_test_LDADD = $(LDADD) $(LUA_LIBS)
+
 # Shell tests.
 shell_tests = \
 	tests/boundaries.t \
@@ -36,7 +39,8 @@ EXTRA_DIST += $(shell_tests) \
 	tests/golden \
 	tests/pretok_oracle.py \
 	tests/quant_gguf.py \
-	tests/tap.sh
+	tests/tap.sh \
+	tests/template_test.lua
 
 check_LIBRARIES += tests/libtap.a
 tests_libtap_a_SOURCES = \
