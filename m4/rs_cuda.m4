@@ -142,7 +142,7 @@ AC_DEFUN([RS_NCCL_TRY], [
     AC_MSG_RESULT([$have_nccl])
     AS_IF([test $have_nccl = yes], [
       nccl_where=$rs_nccl_lib
-      AS_CASE([$1], [/usr], [NCCL_CPPFLAGS=], [NCCL_CPPFLAGS="-isystem $1/include"])
+      AS_CASE([$1], [/usr|$CUDA_DIR], [NCCL_CPPFLAGS=], [NCCL_CPPFLAGS="-isystem $1/include"])
       NCCL_LIBS=$rs_nccl_lib
       AS_CASE([$1], [/usr], [], [NCCL_LIBS="$NCCL_LIBS -Wl,-rpath,`AS_DIRNAME(["$rs_nccl_lib"])`"])
     ])
