@@ -37,6 +37,7 @@ AC_DEFUN([RS_MPI], [
 
 AC_DEFUN([RS_SUMMARY], [
   rs_left_out=
+  AS_VAR_SET([rs_data], [`eval "exec_prefix=$prefix; datarootdir=$datarootdir; echo $datadir"`])
   AS_IF([test $have_cuda = no], [rs_left_out="$rs_left_out
     * CUDA ($cuda_why): ranks run on the CPU only."])
   AS_IF([test $have_nccl = no], [rs_left_out="$rs_left_out
@@ -54,7 +55,7 @@ AC_DEFUN([RS_SUMMARY], [
     NCCL          $have_nccl ${nccl_where:+($nccl_where)}
     Open MPI      $have_mpi
     werror $enable_werror, debug $enable_debug, sanitizer $with_sanitizer
-    data files    $datadir/rankscope
+    data files    $rs_data/rankscope
   ])
   AS_IF([test -n "$rs_left_out"], [AC_MSG_NOTICE([
   ================================ LEFT OUT OF THIS BUILD ================================$rs_left_out

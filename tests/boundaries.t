@@ -73,7 +73,7 @@ rule_globals() {
             name = $1; section = $7; gsub(/ /, "", name); gsub(/ /, "", section)
             if (section !~ /^(\.data|\.bss|\.tdata|\.tbss|\.ldata|\.lbss|\*COM\*)/) next
             if (section ~ /^\.data\.rel\.ro/) next
-            if (name ~ /^(\.|__nv_|__cuda|_ZL.*__nv_|_ZL.*__cuda|__fatDeviceText|fatbinData)/) next
+            if (name ~ /^(\.|DW\.ref|fatbinData)|__nv_|__cuda|__fatDeviceText|__device_stub/) next
             print "writable: " name " in " section
         }'
 }
