@@ -24,6 +24,8 @@ libkernels_avx2_a_SOURCES = \
 	kernels/cpu/vec_avx2.c
 libkernels_avx2_a_CFLAGS = $(AM_CFLAGS) $(AVX2_CFLAGS)
 libkernels_avx512_a_SOURCES = \
+	kernels/cpu/matmul_avx512.c \
+	kernels/cpu/matmul_avx512_unpack.h \
 	kernels/cpu/vec_avx512.c
 libkernels_avx512_a_CFLAGS = $(AM_CFLAGS) $(AVX512_CFLAGS)
 libkernels_a_LIBADD += $(libkernels_avx2_a_OBJECTS) $(libkernels_avx512_a_OBJECTS)

@@ -258,8 +258,12 @@ void krn_dequant_row(uint32_t type, const void *src, float *dst, size_t n)
 
 /* ---- int8 activations ---- */
 
-/* Blocks whose largest magnitude is below this are taken for zero: 127 / amax must stay finite. */
-#define Q8_TINY 0x1p-100f
+void krn_q8_odd_block(uint32_t max_bits, int8_t *q, struct krn_q8_block *block)
+{
+    float d = max_bits >= KRN_Q8_INFINITE ? krn_f32_from_bits(0x7fc00000u) : 0.0f;
+    memset(q, 0, 32);
+    *block = (struct krn_q8_block){.d = d, .s = d};
+}
 
 static void q8_quant_block(const float *x, int8_t *q, struct krn_q8_block *block)
 {
@@ -269,10 +273,8 @@ static void q8_quant_block(const float *x, int8_t *q, struct krn_q8_block *block
         uint32_t mag = krn_f32_bits(x[i]) & 0x7fffffffu;
         max = mag > max ? mag : max;
     }
-    if (max >= 0x7f800000u || max < krn_f32_bits(Q8_TINY)) {
-        memset(q, 0, 32);
-        float d = max >= 0x7f800000u ? krn_f32_from_bits(0x7fc00000u) : 0.0f;
-        *block = (struct krn_q8_block){.d = d, .s = d};
+    if (max >= KRN_Q8_INFINITE || max < KRN_Q8_TINY) {
+        krn_q8_odd_block(max, q, block);
         return;
     }
     float amax = krn_f32_from_bits(max), inverse = 127.0f / amax;

@@ -62,6 +62,11 @@ static inline size_t krn_q8_row_bytes(size_t k)
 
 /* Quantise a row, nearest even. q8 is aligned to 64 bytes. Every ISA's version writes the same bits. */
 void krn_q8_quant_row(const float *x, void *q8, size_t k);
+/* A block whose largest magnitude has bit pattern max_bits < KRN_Q8_TINY counts as zero, for 127 / amax must stay finite; one with
+ * max_bits >= KRN_Q8_INFINITE is NaN. This writes such a block; the versions for the vector units call it. */
+#define KRN_Q8_TINY 0x0d800000u /* 2^-100 */
+#define KRN_Q8_INFINITE 0x7f800000u
+void krn_q8_odd_block(uint32_t max_bits, int8_t *q, struct krn_q8_block *block);
 /* Back to floats: d * q. */
 void krn_q8_dequant_row(const void *q8, float *x, size_t k);
 

@@ -16,6 +16,12 @@ c_tests = \
 test_helpers = \
 	tests/quant_dump
 
+# Speed of the CPU matmul: make bench-kernels
+EXTRA_PROGRAMS = tests/matmul_bench
+bench-kernels: tests/matmul_bench
+	tests/matmul_bench
+.PHONY: bench-kernels
+
 check_PROGRAMS += $(c_tests) $(test_helpers)
 
 # Files to test with, built byte by byte.
