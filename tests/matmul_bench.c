@@ -1,7 +1,7 @@
-/* Speed of the CPU matmul; not a test. matmul_bench [ISA [TYPE [K [ROWS]]]], "all" for any. One thread.
+/* Speed of the CPU matmul; not a test. matmul_bench [ISA [TYPE [K [ROWS [KILOBYTES]]]]], "all" for any. One thread.
  *
- * GB/s counts bytes of weights, GMAC/s multiply-adds. The weights cycle through several matrices, 12 MB together, so that they come from the
- * last-level cache as they do in a decode step. Each figure is the best of several runs of about 20 ms. */
+ * GB/s counts bytes of weights, GMAC/s multiply-adds. The weights cycle through several matrices, 12 MB together if nothing
+ * else is said, so that they come from the last-level cache as they do in a decode step. Each figure is the best of several runs of about 20 ms. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ enum { MAX_COLS = 512 };
 static double now(void)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); /* others may use the processor too */
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
@@ -51,12 +51,12 @@ static double measure(const struct bench *b, void (*multiply)(const struct krn_m
     return best;
 }
 
-static void bench_type(const struct krn_cpu_matmul *isa, uint32_t type, size_t k, size_t rows)
+static void bench_type(const struct krn_cpu_matmul *isa, uint32_t type, size_t k, size_t rows, size_t kilobytes)
 {
     static const size_t columns[] = {1, 2, 4, 8, 32, 128, 512};
     const struct krn_type_info *info = krn_type_info(type);
     struct bench b = {.isa = isa, .matrix_bytes = rows * krn_row_bytes(type, k)};
-    b.matrices = (size_t)(12 << 20) / b.matrix_bytes + 1;
+    b.matrices = (kilobytes << 10) / b.matrix_bytes + 1;
     b.weights = malloc(b.matrices * b.matrix_bytes);
     float *x = malloc(MAX_COLS * k * sizeof *x), *y = malloc(MAX_COLS * rows * sizeof *y);
     uint8_t *q8 = aligned_alloc(64, MAX_COLS * krn_q8_row_bytes(k));
@@ -96,6 +96,7 @@ int main(int argc, char **argv)
 {
     const char *isa_name = argc > 1 ? argv[1] : "all", *type_name = argc > 2 ? argv[2] : "all";
     size_t k = argc > 3 ? strtoul(argv[3], NULL, 10) : 512, rows = argc > 4 ? strtoul(argv[4], NULL, 10) : 1024;
+    size_t kilobytes = argc > 5 ? strtoul(argv[5], NULL, 10) : 12 << 10;
     for (int i = 0; i < KRN_ISA_COUNT; i++) {
         const struct krn_cpu_matmul *isa = krn_cpu_matmul((enum krn_isa)i);
         if (isa == NULL || (strcmp(isa_name, "all") != 0 && strcmp(isa_name, isa->name) != 0))
@@ -103,7 +104,7 @@ int main(int argc, char **argv)
         for (uint32_t t = 0; t < KRN_TYPE_MAX; t++) {
             const struct krn_type_info *info = krn_type_info(t);
             if (info != NULL && info->computes && k % info->block_elems == 0 && (strcmp(type_name, "all") == 0 || strcmp(type_name, info->name) == 0))
-                bench_type(isa, t, k, rows);
+                bench_type(isa, t, k, rows, kilobytes);
         }
     }
     return 0;

@@ -141,6 +141,31 @@ INLINE __m512 add_groups(__m512 sum, const struct krn_panel *p, const __m512i *d
     return sum;
 }
 
+/* Runs AHEAD chunks in front of the multiplication and asks for the weights there: hardware does not follow 16 rows at once. */
+struct scout {
+    struct krn_rows rows;
+    size_t row, k;
+};
+
+enum { AHEAD = 3 };
+
+INLINE void scout_step(struct scout *s, size_t chunk_bytes, const struct krn_matmul *m, size_t end, const bool fetch)
+{
+    if (s->row >= end)
+        return;
+    if (fetch)
+        UNROLL(4) for (size_t r = 0; r < PANEL_ROWS; r++)
+            for (size_t at = 0; at < chunk_bytes; at += 64)
+                _mm_prefetch(s->rows.w + r * s->rows.stride + at, _MM_HINT_T1);
+    s->k += CHUNK_K;
+    s->rows.w += chunk_bytes;
+    if (s->k >= m->k) {
+        s->k = 0;
+        s->row += PANEL_ROWS;
+        s->rows.w = m->w + s->row * m->w_stride;
+    }
+}
+
 INLINE void gemv_type(const struct krn_matmul *m, size_t row, size_t end, const uint8_t *x, float *y, float scale, const uint32_t type,
                       const int group, const bool minima, const unsigned shift)
 {
@@ -148,12 +173,16 @@ INLINE void gemv_type(const struct krn_matmul *m, size_t row, size_t end, const 
     __m512i dots[CHUNK_K / 16];
     const struct krn_q8_block *blocks = (const struct krn_q8_block *)(x + krn_q8_blocks_offset(m->k));
     const size_t chunk_bytes = krn_row_bytes(type, CHUNK_K);
+    struct scout scout = {.rows = {m->w + row * m->w_stride, m->w_stride}, .row = row};
+    for (int i = 0; i < AHEAD; i++)
+        scout_step(&scout, chunk_bytes, m, end, false);
     for (; row < end; row += PANEL_ROWS) {
         __m512 sum = _mm512_setzero_ps();
         struct krn_rows rows = {m->w + row * m->w_stride, m->w_stride};
         for (size_t k = 0; k < m->k; k += CHUNK_K) {
             size_t n = m->k - k < CHUNK_K ? m->k - k : CHUNK_K;
             struct sink s = {.p = &p, .x = (const int8_t *)x + k, .dots = dots};
+            scout_step(&scout, chunk_bytes, m, end, true);
             unpack_type(type, rows, n, &s, false);
             sum = add_groups(sum, &p, dots, blocks + k / 32, n, group, minima, shift);
             rows.w += chunk_bytes;
