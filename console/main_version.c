@@ -1,4 +1,4 @@
-/* The program's entry: for now it only says what it is. */
+/* The program's entry until libengine.a has the calls of engine/rankscope.h; then console/main.c takes its place. */
 #include "config.h"
 
 #include <stdio.h>
