@@ -1,7 +1,11 @@
 # lua: the Lua binding, and the Lua files that are installed.
 noinst_LIBRARIES += librslua.a
 
-librslua_a_SOURCES =
+librslua_a_SOURCES = \
+	lua/scr_state.c \
+	lua/scr_state.h \
+	lua/scr_template.c \
+	lua/scr_template.h
 
 # Installed data, with its folders: lua/templates/x.lua is installed as PKGDATADIR/lua/templates/x.lua.
 nobase_dist_pkgdata_DATA = \
