@@ -1,0 +1,420 @@
+#include "config.h"
+
+#include "console/chat.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "console/fail.h"
+#include "console/js.h"
+#include "console/paths.h"
+#include "console/sampling.h"
+#include "console/units.h"
+
+void chat_fini(struct con_answer *a)
+{
+    buf_fini(&a->text);
+    buf_fini(&a->thinking);
+    json_decref(a->done);
+    *a = (struct con_answer){0};
+}
+
+/* ---- submitting ---------------------------------------------------------------------------------------------------------------------- */
+
+static enum rs_result need_template(struct con *con, struct rs_error *err)
+{
+    if (con->tmpl != NULL)
+        return RS_OK;
+    char *folder = paths_data("lua");
+    if (folder == NULL)
+        return fail_set(err, RS_EIO, "the chat templates are not installed (RANKSCOPE_DATADIR can name their folder)");
+    const json_t *model = json_object_get(con->info, "model");
+    struct scr_template_hint hint = {
+        .source = js_str(model, "template", NULL),
+        .arch = js_str(model, "arch", NULL),
+        .pre = js_str(model, "pre", NULL),
+        .context = (long)js_int(model, "context", 0),
+    };
+    enum rs_result r = con->template_file != NULL ? scr_template_load(folder, con->template_file, &hint, &con->tmpl, err)
+                                                  : scr_template_choose(folder, &hint, &con->tmpl, err);
+    free(folder);
+    return r;
+}
+
+static enum rs_result render(struct con *con, struct scr_rendered *out, struct rs_error *err)
+{
+    enum rs_result r = need_template(con, err);
+    if (r != RS_OK)
+        return r;
+    static const enum scr_think think[] = {SCR_THINK_DEFAULT, SCR_THINK_ON, SCR_THINK_OFF};
+    struct scr_message *messages = xcalloc(con->conv.n + 1, sizeof *messages);
+    size_t n = 0;
+    if (con->conv.system != NULL)
+        messages[n++] = (struct scr_message){.role = "system", .content = con->conv.system};
+    for (size_t i = 0; i < con->conv.n; i++) {
+        const struct conv_message *m = &con->conv.messages[i];
+        messages[n++] = (struct scr_message){
+            .role = m->role == CONV_USER ? "user" : "assistant",
+            .content = m->text,
+            .thinking = m->thinking,
+        };
+    }
+    r = scr_template_render(con->tmpl, messages, n, think[con->think], out, err);
+    free(messages);
+    return r;
+}
+
+/* Forget the last answer's text and number, keep how answers are shown. */
+static void reset_answer(struct con_answer *a)
+{
+    buf_clear(&a->text);
+    buf_clear(&a->thinking);
+    json_decref(a->done);
+    a->done = NULL;
+    a->filter = (struct text_filter){0};
+    a->in_thinking = a->line_open = a->raw = a->running = false;
+    a->stream = 0;
+}
+
+static enum rs_result submit(struct con *con, json_t *segments, bool thinking, bool raw, struct rs_error *err)
+{
+    json_t *args = json_deep_copy(con->sampling), *reply;
+    json_object_set_new(args, "segments", segments);
+    if (thinking)
+        json_object_set_new(args, "thinking", json_true());
+    if (con->session != 0)
+        json_object_set_new(args, "session", json_integer(con->session));
+    reset_answer(&con->answer);
+    enum rs_result r = con_request(con, "submit", args, &reply, err);
+    if (r != RS_OK)
+        return r;
+    con->answer.stream = (uint32_t)js_int(reply, "stream", 0);
+    con->answer.raw = raw;
+    con->answer.running = true;
+    json_decref(reply);
+    return RS_OK;
+}
+
+static json_t *segment(const char *text, size_t len, bool special)
+{
+    return json_pack("{s:o, s:b}", "text", js_text(text, len), "special", (int)special);
+}
+
+enum rs_result chat_start(struct con *con, struct rs_error *err)
+{
+    struct scr_rendered r;
+    enum rs_result res = render(con, &r, err);
+    if (res != RS_OK)
+        return res;
+    json_t *segments = json_array();
+    for (size_t i = 0; i < r.n; i++)
+        json_array_append_new(segments, segment(r.segments[i].text, r.segments[i].len, r.segments[i].special));
+    bool thinking = r.thinking;
+    scr_rendered_fini(&r);
+    return submit(con, segments, thinking, false, err);
+}
+
+enum rs_result chat_start_raw(struct con *con, const char *text, struct rs_error *err)
+{
+    json_t *segments = json_array();
+    json_array_append_new(segments, segment(text, strlen(text), true));
+    return submit(con, segments, false, true, err);
+}
+
+/* ---- the stream ---------------------------------------------------------------------------------------------------------------------- */
+
+static void show(struct con *con, const char *text, size_t len)
+{
+    struct con_answer *a = &con->answer;
+    bool visible = a->show && (!a->in_thinking || a->show_thinking || a->raw);
+    if (!visible || len == 0)
+        return;
+    out_write(con->out, a->in_thinking && !a->raw ? OUT_THINKING : OUT_ANSWER, text, len);
+    a->line_open = text[len - 1] != '\n';
+}
+
+/* The thought begins or ends: words say so as well, because not every terminal has colours. */
+static void switch_part(struct con *con, bool thinking)
+{
+    struct con_answer *a = &con->answer;
+    struct buf rest = {0};
+    text_clean_end(&a->filter, &rest);
+    show(con, rest.text, rest.len);
+    buf_fini(&rest);
+    a->in_thinking = thinking;
+    if (a->raw || !a->show || !a->show_thinking)
+        return;
+    if (a->line_open)
+        out_str(con->out, OUT_THINKING, "\n");
+    a->line_open = false;
+    out_str(con->out, OUT_THINKING, thinking ? "(thinking)\n" : "(answer)\n");
+}
+
+static void add_text(struct con *con, const char *text, size_t len, bool thinking)
+{
+    struct con_answer *a = &con->answer;
+    if (len == 0)
+        return;
+    if (thinking != a->in_thinking)
+        switch_part(con, thinking);
+    buf_add(thinking && !a->raw ? &a->thinking : &a->text, text, len);
+    struct buf clean = {0};
+    text_clean(&a->filter, text, len, &clean);
+    show(con, clean.text, clean.len);
+    buf_fini(&clean);
+}
+
+void chat_token(struct con *con, const struct rs_event *ev)
+{
+    if (con->answer.running && ev->id == con->answer.stream)
+        add_text(con, ev->text, ev->text_len, ev->flags & RS_TOKEN_THINKING);
+}
+
+void chat_done(struct con *con, uint32_t stream, json_t *done)
+{
+    struct con_answer *a = &con->answer;
+    if (!a->running || stream != a->stream)
+        return;
+    struct buf rest = {0};
+    text_clean_end(&a->filter, &rest);
+    show(con, rest.text, rest.len);
+    buf_fini(&rest);
+    if (a->line_open)
+        out_str(con->out, OUT_ANSWER, "\n");
+    a->line_open = false;
+    a->running = false;
+    a->done = json_is_object(done) ? json_incref(done) : json_object();
+}
+
+void chat_lost(struct con *con)
+{
+    struct con_answer *a = &con->answer;
+    if (!a->running)
+        return;
+    json_t *done = json_pack("{s:s, s:s}", "stop", "error", "error", "the engine is gone");
+    chat_done(con, a->stream, done);
+    json_decref(done);
+}
+
+enum rs_result chat_wait(struct con *con, struct rs_error *err)
+{
+    struct con_answer *a = &con->answer;
+    bool cancelled = false;
+    while (a->running) {
+        unsigned wake = con_pump(con, -1);
+        if (wake & CON_WAKE_END)
+            return fail_set(err, RS_ECANCELLED, "ended by a signal");
+        if (!(wake & CON_WAKE_INTERRUPT) || !a->running)
+            continue;
+        if (cancelled) {
+            a->running = false;
+            return fail_set(err, RS_ECANCELLED, "interrupted; the engine has not stopped yet");
+        }
+        cancelled = true;
+        uint32_t id;
+        json_t *args = json_pack("{s:I}", "stream", (json_int_t)a->stream);
+        char *text = json_dumps(args, JSON_COMPACT);
+        json_decref(args);
+        enum rs_result r = rs_send(con->engine, "cancel", text, &id, err);
+        free(text);
+        if (r != RS_OK)
+            return r;
+    }
+    const char *stop = js_str(a->done, "stop", "");
+    if (strcmp(stop, "error") == 0)
+        return fail_set(err, RS_EENGINE, "%s", js_str(a->done, "error", "the engine failed while answering"));
+    return RS_OK;
+}
+
+/* ---- conversations ------------------------------------------------------------------------------------------------------------------- */
+
+static const char *const think_words[] = {"default", "on", "off"};
+
+json_t *chat_to_json(const struct con *con)
+{
+    static const char *const keys[] = {"name", "arch", "hash"};
+    json_t *root = conv_to_json(&con->conv), *model = json_object();
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        json_object_set_new(model, keys[i], js_or_null(json_object_get(con->info, "model"), keys[i]));
+    json_object_set_new(root, "model", model);
+    json_object_set(root, "sampling", con->sampling);
+    json_object_set_new(root, "think", json_string(think_words[con->think]));
+    return root;
+}
+
+enum rs_result chat_restore(struct con *con, const json_t *root, struct rs_error *err)
+{
+    struct conv conv = {0};
+    enum rs_result r = conv_from_json(root, &conv, err);
+    if (r != RS_OK)
+        return r;
+    json_t *sampling = json_object();
+    r = sampling_from_json(sampling, json_object_get(root, "sampling"), err);
+    if (r != RS_OK) {
+        json_decref(sampling);
+        conv_fini(&conv);
+        return r;
+    }
+    conv_fini(&con->conv);
+    con->conv = conv;
+    json_decref(con->sampling);
+    con->sampling = sampling;
+    const char *think = js_str(root, "think", "default");
+    con->think = strcmp(think, "on") == 0 ? CON_THINK_ON : strcmp(think, "off") == 0 ? CON_THINK_OFF : CON_THINK_DEFAULT;
+    chat_forget(con);
+    return RS_OK;
+}
+
+enum rs_result chat_keep(struct con *con, struct rs_error *err)
+{
+    json_t *args = json_pack("{s:o}", "data", chat_to_json(con)), *reply;
+    if (con->session != 0) {
+        json_object_set_new(args, "session", json_integer(con->session));
+        return con_request(con, "session.put", args, NULL, err);
+    }
+    enum rs_result r = con_request(con, "session.new", args, &reply, err);
+    if (r != RS_OK)
+        return r;
+    con->session = js_int(reply, "session", 0);
+    json_decref(reply);
+    return RS_OK;
+}
+
+void chat_forget(struct con *con)
+{
+    if (con->session != 0)
+        con_request(con, "session.drop", json_pack("{s:I}", "session", con->session), NULL, NULL);
+    con->session = 0;
+}
+
+/* What a person should know about an answer besides its text. */
+static void show_outcome(struct con *con)
+{
+    const json_t *done = con->answer.done;
+    const char *stop = js_str(done, "stop", ""), *verdict = js_str(done, "verdict", NULL);
+    if (strcmp(stop, "cancelled") == 0)
+        out_str(con->out, OUT_NOTE, "(stopped)\n");
+    else if (strcmp(stop, "length") == 0)
+        out_printf(con->out, OUT_NOTE, "(cut after %lld tokens)\n", (long long)js_int(done, "tokens", 0));
+    if (verdict != NULL && strcmp(verdict, "ok") != 0) {
+        char *reason = text_one_line(js_str(done, "reason", "no reason given"));
+        out_printf(con->out, OUT_WARN, "verdict %s: %s\n", verdict, reason);
+        free(reason);
+    }
+}
+
+static void add_answer(struct con *con)
+{
+    const struct con_answer *a = &con->answer;
+    bool cut = strcmp(js_str(a->done, "stop", "error"), "eos") != 0 && strcmp(js_str(a->done, "stop", ""), "stop") != 0;
+    conv_add(&con->conv, CONV_ASSISTANT, a->text.text != NULL ? a->text.text : "", a->thinking.text, cut);
+}
+
+/* Answer the last message, which is the person's. */
+static enum rs_result answer(struct con *con, struct rs_error *err)
+{
+    enum rs_result r = chat_keep(con, err);
+    if (r == RS_OK)
+        r = chat_start(con, err);
+    if (r == RS_OK)
+        r = chat_wait(con, err);
+    if (r != RS_OK)
+        return r;
+    show_outcome(con);
+    add_answer(con);
+    return chat_keep(con, err);
+}
+
+enum rs_result chat_turn(struct con *con, const char *text, struct rs_error *err)
+{
+    conv_add(&con->conv, CONV_USER, text, NULL, false);
+    size_t n = con->conv.n;
+    enum rs_result r = answer(con, err);
+    /* When the engine died or the person gave up waiting, the question stays: it can be asked again. */
+    if (r != RS_OK && con->conv.n == n && !con->lost && r != RS_ECANCELLED)
+        conv_drop_last(&con->conv);
+    return r;
+}
+
+enum rs_result chat_again(struct con *con, struct rs_error *err)
+{
+    struct conv *c = &con->conv;
+    if (c->n > 0 && c->messages[c->n - 1].role == CONV_ASSISTANT)
+        conv_drop_last(c);
+    if (c->n == 0)
+        return fail_set(err, RS_ESTATE, "nothing to answer yet");
+    return answer(con, err);
+}
+
+enum rs_result chat_follow(struct con *con, uint32_t stream, struct rs_error *err)
+{
+    json_t *reply;
+    enum rs_result r = con_request(con, "stream.get", json_pack("{s:I}", "stream", (json_int_t)stream), &reply, err);
+    if (r != RS_OK)
+        return r;
+    reset_answer(&con->answer);
+    con->answer.stream = stream;
+    con->answer.running = true;
+    const char *thinking = js_str(reply, "thinking", ""), *text = js_str(reply, "text", "");
+    add_text(con, thinking, strlen(thinking), true);
+    add_text(con, text, strlen(text), false);
+    json_t *done = js_at(reply, "done");
+    if (json_is_object(done))
+        chat_done(con, stream, done);
+    json_decref(reply);
+    r = chat_wait(con, err);
+    if (r != RS_OK)
+        return r;
+    show_outcome(con);
+    add_answer(con);
+    return chat_keep(con, err);
+}
+
+/* ---- results ------------------------------------------------------------------------------------------------------------------------- */
+
+json_t *chat_result(const struct con *con)
+{
+    static const char *const copied[] = {"stop",  "prompt_tokens", "tokens",  "prompt_ms", "decode_ms",     "tok_per_s", "mode",
+                                         "ranks", "patches",       "verdict", "reason",    "cached_tokens", "health"};
+    const struct con_answer *a = &con->answer;
+    json_t *o = json_object();
+    const char *text = js_str(a->done, "text", a->text.text != NULL ? a->text.text : "");
+    const char *thinking = js_str(a->done, "thinking", a->thinking.text != NULL ? a->thinking.text : "");
+    /* Raw text was never split into thought and answer by a template: it is all text. */
+    if (a->raw) {
+        text = a->text.text != NULL ? a->text.text : "";
+        thinking = "";
+    }
+    json_object_set_new(o, "text", js_text(text, strlen(text)));
+    json_object_set_new(o, "thinking", js_text(thinking, strlen(thinking)));
+    for (size_t i = 0; i < sizeof copied / sizeof copied[0]; i++)
+        json_object_set_new(o, copied[i], js_or_null(a->done, copied[i]));
+    json_t *ar = json_object();
+    static const char *const ar_keys[] = {"per_step", "mean_us", "p99_us", "share", "simulated"};
+    for (size_t i = 0; i < sizeof ar_keys / sizeof ar_keys[0]; i++)
+        json_object_set_new(ar, ar_keys[i], js_or_null(json_object_get(a->done, "allreduce"), ar_keys[i]));
+    json_object_set_new(o, "allreduce", ar);
+    return o;
+}
+
+char *chat_numbers(const struct con *con)
+{
+    const json_t *d = con->answer.done;
+    struct buf b = {0};
+    char t1[32], t2[32], t3[32];
+    double prompt = js_num(d, "prompt_tokens", NAN), ms = js_num(d, "prompt_ms", NAN);
+    buf_printf(&b, "prompt %s tokens in %s", units_num(t1, prompt, 0), units_us(t2, ms * 1e3));
+    if (js_int(d, "cached_tokens", 0) > 0)
+        buf_printf(&b, " (%lld cached)", (long long)js_int(d, "cached_tokens", 0));
+    buf_printf(&b, "; %s tokens in %s, %s tokens/s", units_num(t1, js_num(d, "tokens", NAN), 0),
+               units_us(t2, js_num(d, "decode_ms", NAN) * 1e3), units_num(t3, js_num(d, "tok_per_s", NAN), 1));
+    buf_printf(&b, "; %s ranks, %s", units_num(t1, js_num(d, "ranks", NAN), 0), js_str(d, "mode", "n/a"));
+    if (js_at(d, "allreduce") != NULL) {
+        buf_printf(&b, "; all-reduce %s a step, mean %s, p99 %s", units_num(t1, js_num(d, "allreduce.per_step", NAN), 0),
+                   units_us(t2, js_num(d, "allreduce.mean_us", NAN)), units_us(t3, js_num(d, "allreduce.p99_us", NAN)));
+        buf_printf(&b, ", %s of the time%s", units_percent(t1, js_num(d, "allreduce.share", NAN)),
+                   js_bool(d, "allreduce.simulated", false) ? " (simulated)" : "");
+    }
+    return buf_take(&b);
+}

@@ -1,0 +1,297 @@
+#include "config.h"
+
+#include "console/con.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <math.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "console/chat.h"
+#include "console/fail.h"
+#include "console/js.h"
+#include "console/paths.h"
+#include "console/sig.h"
+#include "console/units.h"
+
+void con_init(struct con *con, struct out *out)
+{
+    *con = (struct con){.out = out, .wait = con_wait_plain, .sampling = json_object()};
+}
+
+static void drop_template(struct con *con)
+{
+    scr_template_free(con->tmpl);
+    con->tmpl = NULL;
+}
+
+void con_fini(struct con *con)
+{
+    rs_engine_close(con->engine);
+    drop_template(con);
+    json_decref(con->info);
+    json_decref(con->open_args);
+    json_decref(con->slots);
+    json_decref(con->sampling);
+    json_decref(con->await_json);
+    free(con->await_blob);
+    free(con->template_file);
+    conv_fini(&con->conv);
+    chat_fini(&con->answer);
+    *con = (struct con){0};
+}
+
+enum rs_result con_start_local(struct con *con, const struct rs_local_params *params, struct rs_error *err)
+{
+    enum rs_result r = rs_engine_local(params, &con->engine, err);
+    if (r != RS_OK)
+        return r;
+    return con_request(con, "hello", json_pack("{s:i, s:s, s:b}", "protocol", RS_PROTOCOL, "client", "console", "control", 1), NULL, err);
+}
+
+unsigned con_wait_plain(struct con *con, void *ctx, int timeout_ms)
+{
+    (void)ctx;
+    bool engine = con->engine != NULL && !con->lost;
+    if (engine && rs_pending(con->engine))
+        timeout_ms = 0;
+    struct pollfd p[2] = {
+        {.fd = sig_fd(), .events = POLLIN},
+        {.fd = engine ? rs_fd(con->engine) : -1, .events = POLLIN},
+    };
+    int n = poll(p, 2, timeout_ms);
+    unsigned wake = 0;
+    if (engine && (rs_pending(con->engine) || (n > 0 && p[1].revents != 0)))
+        wake |= CON_WAKE_ENGINE;
+    if (n > 0 && p[0].revents != 0) {
+        unsigned bits = sig_take();
+        if (bits & SIG_BIT_INT)
+            wake |= CON_WAKE_INTERRUPT;
+        if (bits & (SIG_BIT_TERM | SIG_BIT_HUP)) {
+            con->end_signal = bits & SIG_BIT_TERM ? SIGTERM : SIGHUP;
+            wake |= CON_WAKE_END;
+        }
+        if (bits & SIG_BIT_TSTP)
+            sig_stop();
+    }
+    return wake;
+}
+
+/* "loading 45 %, 1.2 of 2.6 GB, 3.1 GB/s, 4 s left" */
+static void show_progress(struct con *con, const json_t *p)
+{
+    double done = js_num(p, "done", NAN), total = js_num(p, "total", NAN), rate = js_num(p, "bytes_per_s", NAN);
+    double left = js_num(p, "seconds_left", NAN);
+    struct buf b = {0};
+    char *what = text_one_line(js_str(p, "what", "working"));
+    buf_str(&b, what);
+    if (total > 0)
+        buf_printf(&b, " %.0f %%", 100 * done / total);
+    if (rate > 0) {
+        char got[32], all[32], per_s[32];
+        buf_printf(&b, ", %s of %s, %s/s", units_bytes(got, done), units_bytes(all, total), units_bytes(per_s, rate));
+    }
+    if (left >= 1)
+        buf_printf(&b, ", %.0f s left", left);
+    con->out->progress(con->out, b.text);
+    buf_fini(&b);
+    free(what);
+}
+
+static void take_reply(struct con *con, const struct rs_event *ev, json_t *json)
+{
+    if (con->await_id == 0 || ev->id != con->await_id)
+        return; /* an answer to a request that was given up */
+    con->await_done = true;
+    con->await_status = ev->status;
+    con->await_json = json_incref(json);
+    if (ev->blob_len > 0) {
+        con->await_blob = xcalloc(ev->blob_len, 1);
+        memcpy(con->await_blob, ev->blob, ev->blob_len);
+        con->await_blob_len = ev->blob_len;
+    }
+}
+
+static void take_state(struct con *con, json_t *state)
+{
+    if (con->info != NULL && json_is_object(state))
+        json_object_set(con->info, "state", state);
+}
+
+static void take_log(struct con *con, const json_t *log)
+{
+    const char *level = js_str(log, "level", "info");
+    if (strcmp(level, "debug") == 0 || strcmp(level, "trace") == 0)
+        return;
+    char *line = text_one_line(js_str(log, "text", ""));
+    bool bad = strcmp(level, "error") == 0 || strcmp(level, "warn") == 0;
+    out_printf(con->out, bad ? OUT_WARN : OUT_NOTE, "engine: %s\n", line);
+    free(line);
+}
+
+static void take_lost(struct con *con, const json_t *lost)
+{
+    if (con->lost)
+        return;
+    con->lost = true;
+    chat_lost(con);
+    const char *last = js_str(lost, "last", "");
+    out_error(con->out, "the engine is gone: %s%s%s", js_str(lost, "reason", "it closed the connection"), *last != '\0' ? "; last: " : "",
+              last);
+}
+
+static void con_event(struct con *con, const struct rs_event *ev)
+{
+    json_t *json = ev->json != NULL ? json_loads(ev->json, JSON_DECODE_ANY, NULL) : NULL;
+    switch (ev->type) {
+    case RS_EVENT_REPLY: take_reply(con, ev, json); break;
+    case RS_EVENT_TOKEN: chat_token(con, ev); break;
+    case RS_EVENT_DONE: chat_done(con, ev->id, json); break;
+    case RS_EVENT_PROGRESS: show_progress(con, json); break;
+    case RS_EVENT_STATE: take_state(con, json); break;
+    case RS_EVENT_LOG: take_log(con, json); break;
+    case RS_EVENT_LOST: take_lost(con, json); break;
+    case RS_EVENT_STOPPED:
+    case RS_EVENT_COUNT: break;
+    }
+    json_decref(json);
+}
+
+unsigned con_pump(struct con *con, int timeout_ms)
+{
+    unsigned wake = con->wait(con, con->wait_ctx, timeout_ms);
+    if (!(wake & CON_WAKE_ENGINE))
+        return wake;
+    struct rs_event ev;
+    struct rs_error err = {0};
+    enum rs_result r;
+    while ((r = rs_next(con->engine, 0, &ev, &err)) == RS_OK) {
+        con_event(con, &ev);
+        if (con->lost || (con->await_id != 0 && con->await_done))
+            return wake; /* who waits must see its reply before what follows it: the first tokens of its stream */
+    }
+    if (r != RS_ETIMEOUT && !con->lost) {
+        json_t *lost = json_pack("{s:s}", "reason", err.msg);
+        take_lost(con, lost);
+        json_decref(lost);
+    }
+    return wake;
+}
+
+/* Pump until the reply to `id` is there. */
+static enum rs_result await(struct con *con, const char *method, uint32_t id, struct rs_error *err)
+{
+    unsigned interrupts = 0;
+    con->await_id = id;
+    con->await_done = false;
+    while (!con->await_done && !con->lost) {
+        unsigned wake = con_pump(con, -1);
+        if (wake & CON_WAKE_INTERRUPT && con->patient && interrupts++ == 0)
+            out_printf(con->out, OUT_NOTE, "the engine is busy with '%s'; Ctrl-C again stops waiting for it\n", method);
+        else if (wake & (CON_WAKE_INTERRUPT | CON_WAKE_END))
+            break;
+    }
+    con->await_id = 0;
+    con->out->progress(con->out, NULL);
+    if (con->await_done)
+        return RS_OK;
+    if (con->lost)
+        return fail_set(err, RS_EENGINE, "the engine is gone");
+    return fail_set(err, RS_ECANCELLED, "interrupted");
+}
+
+enum rs_result con_request_blob(struct con *con, const char *method, json_t *args, json_t **reply, void **blob, size_t *blob_len,
+                                struct rs_error *err)
+{
+    assert(con->await_id == 0);
+    uint32_t id = 0;
+    enum rs_result r;
+    if (con->engine == NULL || con->lost) {
+        json_decref(args);
+        return fail_set(err, RS_EENGINE, "no engine is running");
+    }
+    char *text = args != NULL ? json_dumps(args, JSON_COMPACT) : NULL;
+    json_decref(args);
+    r = rs_send(con->engine, method, text, &id, err);
+    free(text);
+    if (r == RS_OK)
+        r = await(con, method, id, err);
+    if (r != RS_OK)
+        return r;
+    json_t *json = con->await_json;
+    con->await_json = NULL;
+    if (con->await_status != RS_OK) {
+        r = fail_set(err, con->await_status, "%s", js_str(json, "error.message", rs_result_name(con->await_status)));
+        free(con->await_blob);
+        json_decref(json);
+    } else {
+        if (blob != NULL) {
+            *blob = con->await_blob;
+            *blob_len = con->await_blob_len;
+        } else {
+            free(con->await_blob);
+        }
+        if (reply != NULL)
+            *reply = json != NULL ? json : json_object();
+        else
+            json_decref(json);
+    }
+    con->await_blob = NULL;
+    con->await_blob_len = 0;
+    return r;
+}
+
+enum rs_result con_request(struct con *con, const char *method, json_t *args, json_t **reply, struct rs_error *err)
+{
+    return con_request_blob(con, method, args, reply, NULL, NULL, err);
+}
+
+enum rs_result con_open(struct con *con, json_t *args, struct rs_error *err)
+{
+    json_t *info = NULL;
+    enum rs_result r = con_request(con, "open", json_incref(args), &info, err);
+    if (r != RS_OK) {
+        json_decref(args);
+        return r;
+    }
+    json_decref(con->info);
+    con->info = info;
+    json_decref(con->open_args);
+    con->open_args = args;
+    json_decref(con->slots);
+    con->slots = NULL;
+    con->session = 0;
+    drop_template(con);
+    return RS_OK;
+}
+
+enum rs_result con_refresh(struct con *con, struct rs_error *err)
+{
+    json_t *info;
+    enum rs_result r = con_request(con, "info", NULL, &info, err);
+    if (r != RS_OK)
+        return r;
+    json_decref(con->info);
+    con->info = info;
+    return RS_OK;
+}
+
+char *con_state(const struct con *con, const char *name)
+{
+    const json_t *v = json_object_get(json_object_get(con->info, "state"), name);
+    if (json_is_string(v))
+        return xstrdup(json_string_value(v));
+    if (json_is_boolean(v))
+        return xstrdup(json_is_true(v) ? "on" : "off");
+    if (json_is_number(v))
+        return xasprintf("%.10g", json_number_value(v));
+    return xstrdup("?");
+}
+
+int con_default_ranks(const char *model)
+{
+    return paths_is_shipped(model) ? 8 : 1;
+}

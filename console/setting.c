@@ -1,0 +1,85 @@
+#include "config.h"
+
+#include "console/setting.h"
+
+#include <string.h>
+
+#include "console/buf.h"
+#include "console/fail.h"
+#include "console/opt.h"
+
+const struct setting setting_table[] = {
+    {"numerics", "numerics", "invariant|fast",
+     "invariant: a row's result never depends on what else is in the batch; fast: kernels chosen by batch size"},
+    {"graph.guard", "graph_guard", "on|off",
+     "on: an implementation that a graph cannot capture is refused in graph mode; off: it is captured as it is"},
+    {0},
+};
+
+const struct setting *setting_find(const char *name)
+{
+    for (const struct setting *s = setting_table; s->name != NULL; s++)
+        if (strcmp(s->name, name) == 0)
+            return s;
+    return NULL;
+}
+
+json_t *setting_value(const struct setting *s, const char *word)
+{
+    if (!opt_is_choice(s->choices, word))
+        return NULL;
+    if (strcmp(s->choices, "on|off") == 0)
+        return json_boolean(strcmp(word, "on") == 0);
+    return json_string(word);
+}
+
+static enum rs_result unknown(const char *name, struct rs_error *err)
+{
+    struct buf names = {0};
+    for (const struct setting *s = setting_table; s->name != NULL; s++)
+        buf_printf(&names, "%s%s", s == setting_table ? "" : ", ", s->name);
+    enum rs_result r = fail_set(err, RS_EUSAGE, "there is no option '%s'; the options are %s", name, names.text);
+    buf_fini(&names);
+    return r;
+}
+
+enum rs_result setting_add(json_t *args, const char *text, struct rs_error *err)
+{
+    char name[64];
+    size_t n = strcspn(text, "=");
+    if (text[n] == '\0' || n == 0 || n >= sizeof name)
+        return fail_set(err, RS_EUSAGE, "'%s' is not NAME=VALUE", text);
+    memcpy(name, text, n);
+    name[n] = '\0';
+    const struct setting *s = setting_find(name);
+    if (s == NULL)
+        return unknown(name, err);
+    json_t *value = setting_value(s, text + n + 1);
+    if (value == NULL)
+        return fail_set(err, RS_EUSAGE, "%s is one of %s, not '%s'", s->name, s->choices, text + n + 1);
+    json_object_set_new(args, s->key, value);
+    return RS_OK;
+}
+
+static bool copy_part(char *to, size_t size, const char *from, size_t n)
+{
+    if (n == 0 || n >= size)
+        return false;
+    memcpy(to, from, n);
+    to[n] = '\0';
+    return true;
+}
+
+enum rs_result setting_parse_patch(const char *text, struct setting_patch *out, struct rs_error *err)
+{
+    struct setting_patch p = {0};
+    size_t slot = strcspn(text, "=");
+    const char *impl = text + slot + (text[slot] == '=');
+    size_t impl_len = strcspn(impl, "@");
+    bool site = impl[impl_len] == '@';
+    if (text[slot] != '=' || !copy_part(p.slot, sizeof p.slot, text, slot) || !copy_part(p.impl, sizeof p.impl, impl, impl_len) ||
+        (site && !copy_part(p.site, sizeof p.site, impl + impl_len + 1, strlen(impl + impl_len + 1))))
+        return fail_set(err, RS_EUSAGE, "'%s' is not SLOT=IMPL or SLOT=IMPL@SITES", text);
+    *out = p;
+    return RS_OK;
+}
