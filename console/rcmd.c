@@ -1,0 +1,119 @@
+#include "config.h"
+
+#include "console/rcmd.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "console/chat.h"
+#include "console/fail.h"
+#include "console/rcmd_list.h"
+#include "console/text.h"
+
+const struct rcmd_entry *const rcmd_table[] = {
+    &rcmd_help_entry,   &rcmd_quit_entry,
+    &rcmd_info_entry,   &rcmd_load_entry,
+    &rcmd_mode_entry,   &rcmd_ranks_entry,
+    &rcmd_patch_entry,  &rcmd_set_entry,
+    &rcmd_system_entry, &rcmd_think_entry,
+    &rcmd_temp_entry,   &rcmd_top_k_entry,
+    &rcmd_top_p_entry,  &rcmd_min_p_entry,
+    &rcmd_seed_entry,   &rcmd_max_entry,
+    &rcmd_new_entry,    &rcmd_retry_entry,
+    &rcmd_save_entry,   &rcmd_open_entry,
+    &rcmd_stats_entry,  &rcmd_allreduce_entry,
+    &rcmd_ledger_entry, &rcmd_health_entry,
+    &rcmd_audit_entry,  NULL,
+};
+
+const struct rcmd_entry *rcmd_find(const char *name, struct rs_error *err)
+{
+    const struct rcmd_entry *found = NULL;
+    struct buf names = {0};
+    size_t len = strlen(name), n = 0;
+    for (size_t i = 0; rcmd_table[i] != NULL; i++) {
+        if (strcmp(rcmd_table[i]->name, name) == 0) {
+            buf_fini(&names);
+            return rcmd_table[i];
+        }
+        if (len > 0 && strncmp(rcmd_table[i]->name, name, len) == 0) {
+            found = rcmd_table[i];
+            buf_printf(&names, "%s/%s", n++ > 0 ? ", " : "", found->name);
+        }
+    }
+    if (n == 0)
+        fail_set(err, RS_EUSAGE, "there is no command /%s; /help lists them", name);
+    else if (n > 1)
+        fail_set(err, RS_EUSAGE, "/%s could be %s", name, names.text);
+    buf_fini(&names);
+    return n == 1 ? found : NULL;
+}
+
+enum rs_result rcmd_usage(const struct rcmd_entry *self, struct rs_error *err)
+{
+    return fail_set(err, RS_EUSAGE, "usage: /%s%s%s", self->name, *self->args ? " " : "", self->args);
+}
+
+void rcmd_changed(struct con *con, const char *what, const char *from, const char *to, double ms)
+{
+    char *a = text_one_line(from), *b = text_one_line(to);
+    if (strcmp(a, b) == 0)
+        out_printf(con->out, OUT_NOTE, "%s: %s, as it was\n", what, a);
+    else if (isfinite(ms))
+        out_printf(con->out, OUT_NOTE, "%s: %s -> %s (%.1f ms)\n", what, a, b, ms);
+    else
+        out_printf(con->out, OUT_NOTE, "%s: %s -> %s\n", what, a, b);
+    free(a);
+    free(b);
+}
+
+double rcmd_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+static enum rs_result run_command(struct con *con, const char *line, struct rs_error *err)
+{
+    char name[64];
+    size_t n = strcspn(line, " \t");
+    if (n >= sizeof name)
+        return fail_set(err, RS_EUSAGE, "there is no such command; /help lists them");
+    memcpy(name, line, n);
+    name[n] = '\0';
+    const struct rcmd_entry *e = rcmd_find(name, err);
+    if (e == NULL)
+        return err->code;
+    char *args = xstrdup(line + n + strspn(line + n, " \t"));
+    for (size_t len = strlen(args); len > 0 && strchr(" \t", args[len - 1]) != NULL; len--)
+        args[len - 1] = '\0';
+    enum rs_result r = *e->args == '\0' && *args != '\0' ? rcmd_usage(e, err) : e->exec(e, con, args, err);
+    free(args);
+    return r;
+}
+
+bool rcmd_line(struct con *con, const char *line)
+{
+    struct rs_error err = {0};
+    enum rs_result r;
+    size_t bad;
+    if (line[strspn(line, " \t\r\n")] == '\0')
+        return true;
+    const char *word = line + strspn(line, " \t");
+    if (word[0] == '/')
+        line = word;
+    if (!text_valid(line, strlen(line), &bad))
+        r = fail_set(&err, RS_EUSAGE, "not UTF-8 text: byte %zu is 0x%02x", bad, (unsigned char)line[bad]);
+    else if (line[0] == '/' && line[1] != '/')
+        r = run_command(con, line + 1, &err);
+    else
+        r = chat_turn(con, line[0] == '/' ? line + 1 : line, &err);
+    if (r == RS_OK)
+        return true;
+    con->errors++;
+    out_error(con->out, "%s", err.msg);
+    return false;
+}

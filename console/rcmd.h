@@ -1,0 +1,49 @@
+/* rcmd.h: the commands of the console ("/mode" and its like), one file for each family (rcmd_*.c), listed in rcmd.c.
+ *
+ * They are the same under readline, in batch mode and in panels: a command gets the session and its arguments, writes to con->out and
+ * returns a result; it never prints. /help, completion and the manual page come from the table. Thread of the user interface. */
+#ifndef RANKSCOPE_CONSOLE_RCMD_H
+#define RANKSCOPE_CONSOLE_RCMD_H
+
+#include "console/con.h"
+
+enum rcmd_complete {
+    RCMD_COMPLETE_NONE,
+    RCMD_COMPLETE_WORDS, /* one of the words of the entry */
+    RCMD_COMPLETE_FILE,
+    RCMD_COMPLETE_PATCH,   /* list, set, revert, reset, then slots and implementations */
+    RCMD_COMPLETE_SETTING, /* NAME=VALUE */
+    RCMD_COMPLETE_COMMAND,
+};
+
+struct rcmd_entry {
+    const char *name; /* without the slash */
+    const char *args; /* for the usage line; "" when it takes none */
+    const char *summary;
+    const char *help; /* more, for /help NAME; or NULL */
+    enum rcmd_complete complete;
+    const char *words; /* separated by '|' */
+    bool changes;      /* changes engine or conversation: not for a client that only watches */
+    enum rs_result (*exec)(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err);
+};
+
+/* All of them, NULL-terminated, in the order of /help. */
+extern const struct rcmd_entry *const rcmd_table[];
+
+/* The command of that name, or the only one that begins so; NULL with *err filled otherwise. */
+const struct rcmd_entry *rcmd_find(const char *name, struct rs_error *err);
+
+/* One line of input: "/command args", "//text" for text that begins with a slash (blanks before a slash do not count), or text for the
+ * model. Errors are shown. Returns false when it failed; an answer that was stopped on purpose is no failure. */
+bool rcmd_line(struct con *con, const char *line);
+
+/* One line about a change: "mode: graph -> eager (0.4 ms)". ms NAN: it took no time worth telling. */
+void rcmd_changed(struct con *con, const char *what, const char *from, const char *to, double ms);
+
+/* Milliseconds of a monotonic clock, for what the engine does not time itself. */
+double rcmd_ms(void);
+
+/* The one-line usage as an error. */
+enum rs_result rcmd_usage(const struct rcmd_entry *self, struct rs_error *err);
+
+#endif

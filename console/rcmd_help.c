@@ -1,0 +1,54 @@
+/* rcmd_help.c: /help and /quit. */
+#include "config.h"
+
+#include <stdlib.h>
+
+#include "console/rcmd_list.h"
+#include "console/table.h"
+
+static enum rs_result exec_help(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    (void)self;
+    if (*args != '\0') {
+        const struct rcmd_entry *e = rcmd_find(args[0] == '/' ? args + 1 : args, err);
+        if (e == NULL)
+            return err->code;
+        out_printf(con->out, OUT_HEADING, "/%s%s%s\n", e->name, *e->args ? " " : "", e->args);
+        out_printf(con->out, OUT_TEXT, "%s\n", e->help != NULL ? e->help : e->summary);
+        return RS_OK;
+    }
+    struct table *t = table_new("command|what it does");
+    for (size_t i = 0; rcmd_table[i] != NULL; i++) {
+        const struct rcmd_entry *e = rcmd_table[i];
+        table_cell(t, "/%s%s%s", e->name, *e->args ? " " : "", e->args);
+        table_cell(t, "%s", e->summary);
+    }
+    table_print(t, con->out);
+    out_str(con->out, OUT_TEXT,
+            "Anything else is said to the model (// begins a text with a slash). Ctrl-C stops an answer, Ctrl-D quits.\n");
+    return RS_OK;
+}
+
+const struct rcmd_entry rcmd_help_entry = {
+    .name = "help",
+    .args = "[COMMAND]",
+    .summary = "list the commands, or explain one",
+    .complete = RCMD_COMPLETE_COMMAND,
+    .exec = exec_help,
+};
+
+static enum rs_result exec_quit(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    (void)self;
+    (void)args;
+    (void)err;
+    con->quit = true;
+    return RS_OK;
+}
+
+const struct rcmd_entry rcmd_quit_entry = {
+    .name = "quit",
+    .args = "",
+    .summary = "leave the console",
+    .exec = exec_quit,
+};

@@ -1,0 +1,33 @@
+/* rcmd_list.h: every console command's entry, one line each; included by rcmd.c and by the files that define them. */
+#ifndef RANKSCOPE_CONSOLE_RCMD_LIST_H
+#define RANKSCOPE_CONSOLE_RCMD_LIST_H
+
+#include "console/rcmd.h"
+
+extern const struct rcmd_entry rcmd_allreduce_entry;
+extern const struct rcmd_entry rcmd_audit_entry;
+extern const struct rcmd_entry rcmd_health_entry;
+extern const struct rcmd_entry rcmd_help_entry;
+extern const struct rcmd_entry rcmd_info_entry;
+extern const struct rcmd_entry rcmd_ledger_entry;
+extern const struct rcmd_entry rcmd_load_entry;
+extern const struct rcmd_entry rcmd_max_entry;
+extern const struct rcmd_entry rcmd_min_p_entry;
+extern const struct rcmd_entry rcmd_mode_entry;
+extern const struct rcmd_entry rcmd_new_entry;
+extern const struct rcmd_entry rcmd_open_entry;
+extern const struct rcmd_entry rcmd_patch_entry;
+extern const struct rcmd_entry rcmd_quit_entry;
+extern const struct rcmd_entry rcmd_ranks_entry;
+extern const struct rcmd_entry rcmd_retry_entry;
+extern const struct rcmd_entry rcmd_save_entry;
+extern const struct rcmd_entry rcmd_seed_entry;
+extern const struct rcmd_entry rcmd_set_entry;
+extern const struct rcmd_entry rcmd_stats_entry;
+extern const struct rcmd_entry rcmd_system_entry;
+extern const struct rcmd_entry rcmd_temp_entry;
+extern const struct rcmd_entry rcmd_think_entry;
+extern const struct rcmd_entry rcmd_top_k_entry;
+extern const struct rcmd_entry rcmd_top_p_entry;
+
+#endif

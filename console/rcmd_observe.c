@@ -1,0 +1,129 @@
+/* rcmd_observe.c: /stats, /allreduce, /ledger, /health, /audit: what the engine did. */
+#include "config.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "console/chat.h"
+#include "console/fail.h"
+#include "console/js.h"
+#include "console/rcmd_list.h"
+#include "console/view.h"
+
+typedef void (*view_fn)(struct out *o, const json_t *reply);
+
+static enum rs_result ask_and_view(struct con *con, const char *method, json_t *args, view_fn view, struct rs_error *err)
+{
+    json_t *reply;
+    enum rs_result r = con_request(con, method, args, &reply, err);
+    if (r != RS_OK)
+        return r;
+    view(con->out, reply);
+    json_decref(reply);
+    return RS_OK;
+}
+
+static enum rs_result exec_stats(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    if (*args != '\0' && strcmp(args, self->words) != 0)
+        return rcmd_usage(self, err);
+    if (*args != '\0') {
+        enum rs_result r = con_request(con, "stats", json_pack("{s:b}", "reset", 1), NULL, err);
+        if (r == RS_OK)
+            out_str(con->out, OUT_NOTE, "stats: counting from here\n");
+        return r;
+    }
+    if (con->answer.done != NULL) {
+        char *line = chat_numbers(con);
+        out_printf(con->out, OUT_TEXT, "last answer: %s\n\n", line);
+        free(line);
+    }
+    return ask_and_view(con, "stats", NULL, view_stats, err);
+}
+
+const struct rcmd_entry rcmd_stats_entry = {
+    .name = "stats",
+    .args = "[reset]",
+    .summary = "times of the last answer and of steps, by mode and kind of op",
+    .complete = RCMD_COMPLETE_WORDS,
+    .words = "reset",
+    .exec = exec_stats,
+};
+
+static enum rs_result exec_allreduce(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    (void)self;
+    (void)args;
+    return ask_and_view(con, "allreduce", NULL, view_allreduce, err);
+}
+
+const struct rcmd_entry rcmd_allreduce_entry = {
+    .name = "allreduce",
+    .args = "",
+    .summary = "arrival, wait and transfer of the all-reduces, by rank",
+    .help = "Arrival is when a rank was ready after the first one, wait is how long it then waited for the slowest, transfer is the "
+            "exchange itself.",
+    .exec = exec_allreduce,
+};
+
+static enum rs_result exec_ledger(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    (void)self;
+    json_t *o = NULL;
+    if (*args != '\0') {
+        char *end;
+        errno = 0;
+        long n = strtol(args, &end, 10);
+        if (errno != 0 || *end != '\0' || n < 1)
+            return fail_set(err, RS_EUSAGE, "'%s' is not a number of ops", args);
+        o = json_pack("{s:I}", "limit", (json_int_t)n);
+    }
+    return ask_and_view(con, "ledger", o, view_ledger, err);
+}
+
+const struct rcmd_entry rcmd_ledger_entry = {
+    .name = "ledger",
+    .args = "[N]",
+    .summary = "what ran for each op of the last step, and why",
+    .help = "Ops that differ in nothing but their layer are one line, with the sum of their times. With N only the first N ops of the step "
+            "are looked at.",
+    .exec = exec_ledger,
+};
+
+static enum rs_result exec_health(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    (void)self;
+    (void)args;
+    return ask_and_view(con, "health", NULL, view_health, err);
+}
+
+const struct rcmd_entry rcmd_health_entry = {
+    .name = "health",
+    .args = "",
+    .summary = "the verdict on the last output and the numbers behind it",
+    .exec = exec_health,
+};
+
+static enum rs_result exec_audit(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    if (*args != '\0' && strcmp(args, self->words) != 0)
+        return rcmd_usage(self, err);
+    json_t *reply;
+    enum rs_result r = con_request(con, "audit", NULL, &reply, err);
+    if (r != RS_OK)
+        return r;
+    view_audit(con->out, reply, *args != '\0');
+    json_decref(reply);
+    return RS_OK;
+}
+
+const struct rcmd_entry rcmd_audit_entry = {
+    .name = "audit",
+    .args = "[-v]",
+    .summary = "how the loaded model is dealt to ranks, and what its file leaves out",
+    .help = "With -v every tensor with its range on every rank, instead of groups of layers.",
+    .complete = RCMD_COMPLETE_WORDS,
+    .words = "-v",
+    .exec = exec_audit,
+};

@@ -1,0 +1,155 @@
+/* rcmd_patch.c: /patch: which implementation an operation uses. */
+#include "config.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "console/fail.h"
+#include "console/js.h"
+#include "console/rcmd_list.h"
+#include "console/setting.h"
+#include "console/view.h"
+
+static enum rs_result list(struct con *con, struct rs_error *err)
+{
+    json_t *reply;
+    enum rs_result r = con_request(con, "patch.list", NULL, &reply, err);
+    if (r != RS_OK)
+        return r;
+    view_patches(con->out, reply);
+    json_decref(reply);
+    return RS_OK;
+}
+
+/* The engine's journal says what a change really did: a preset sets several slots. Entries after generation `since` are shown; returns how
+ * many there were. */
+static size_t show_journal(struct con *con, json_int_t since)
+{
+    json_t *reply;
+    size_t shown = 0;
+    if (con_request(con, "patch.list", NULL, &reply, NULL) != RS_OK)
+        return 0;
+    const json_t *journal = json_object_get(reply, "journal");
+    for (size_t i = 0; i < json_array_size(journal); i++) {
+        const json_t *e = json_array_get(journal, i);
+        if (js_int(e, "generation", 0) <= since)
+            continue;
+        const char *glob = js_str(e, "glob", "*");
+        bool everywhere = strcmp(glob, "*") == 0;
+        char *what = xasprintf("patch %s%s%s", js_str(e, "slot", "?"), everywhere ? "" : " at ", everywhere ? "" : glob);
+        rcmd_changed(con, what, js_str(e, "from", "default"), js_str(e, "to", "?"), js_num(e, "took_ms", NAN));
+        free(what);
+        shown++;
+    }
+    json_decref(reply);
+    return shown;
+}
+
+/* Send a request that changes the table (args consumed) and tell what became of it. */
+static enum rs_result change(struct con *con, const char *method, json_t *args, struct rs_error *err)
+{
+    json_int_t before = js_int(con->info, "state.generation", 0);
+    json_t *reply;
+    double start = rcmd_ms();
+    enum rs_result r = con_request(con, method, args, &reply, err);
+    if (r != RS_OK)
+        return r;
+    double ms = js_num(reply, "took_ms", rcmd_ms() - start);
+    json_int_t after = js_int(reply, "generation", before);
+    char *cost = xstrdup(js_str(reply, "cost", "swap"));
+    json_decref(reply);
+    if (show_journal(con, before) == 0) {
+        char from[32], to[32];
+        snprintf(from, sizeof from, "%lld", (long long)before);
+        snprintf(to, sizeof to, "%lld", (long long)after);
+        rcmd_changed(con, "patch generation", from, to, ms);
+    } else {
+        out_printf(con->out, OUT_NOTE, "generation %lld, %s, %.1f ms in all\n", (long long)after, cost, ms);
+    }
+    free(cost);
+    return con_refresh(con, err);
+}
+
+/* A patch that moves or reads weights takes its time; who types it should know before it begins. */
+static void announce_cost(struct con *con, const struct setting_patch *p)
+{
+    json_t *args = json_pack("{s:s, s:s, s:b}", "slot", p->slot, "impl", p->impl, "dry", 1), *reply;
+    if (p->site[0] != '\0')
+        json_object_set_new(args, "site", json_string(p->site));
+    if (con_request(con, "patch.set", args, &reply, NULL) != RS_OK)
+        return; /* the real request says what is wrong */
+    const char *cost = js_str(reply, "cost", "");
+    if (strcmp(cost, "reshard") == 0)
+        out_printf(con->out, OUT_NOTE, "%s=%s: weights move between ranks\n", p->slot, p->impl);
+    else if (strcmp(cost, "reload") == 0)
+        out_printf(con->out, OUT_NOTE, "%s=%s: weights are read again\n", p->slot, p->impl);
+    json_decref(reply);
+}
+
+/* "SLOT=IMPL", "SLOT=IMPL@SITES" or "SLOT=IMPL @SITES" */
+static enum rs_result set(struct con *con, const char *text, struct rs_error *err)
+{
+    struct buf joined = {0};
+    for (const char *p = text; *p != '\0'; p++)
+        if (*p != ' ' && *p != '\t')
+            buf_char(&joined, *p);
+    struct setting_patch p;
+    enum rs_result r = setting_parse_patch(joined.text != NULL ? joined.text : "", &p, err);
+    buf_fini(&joined);
+    if (r != RS_OK)
+        return r;
+    announce_cost(con, &p);
+    json_t *args = json_pack("{s:s, s:s}", "slot", p.slot, "impl", p.impl);
+    if (p.site[0] != '\0')
+        json_object_set_new(args, "site", json_string(p.site));
+    return change(con, "patch.set", args, err);
+}
+
+static enum rs_result revert(struct con *con, const char *text, struct rs_error *err)
+{
+    json_t *args = json_object();
+    if (*text != '\0') {
+        char *end;
+        errno = 0;
+        long to = strtol(text, &end, 10);
+        if (errno != 0 || *end != '\0' || to < 0) {
+            json_decref(args);
+            return fail_set(err, RS_EUSAGE, "'%s' is not a generation", text);
+        }
+        json_object_set_new(args, "to", json_integer(to));
+    }
+    return change(con, "patch.revert", args, err);
+}
+
+static enum rs_result exec_patch(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    size_t n = strcspn(args, " \t");
+    const char *rest = args + n + strspn(args + n, " \t");
+    if (n == 0 || (n == 4 && strncmp(args, "list", 4) == 0 && *rest == '\0'))
+        return list(con, err);
+    if (n == 3 && strncmp(args, "set", 3) == 0 && *rest != '\0')
+        return set(con, rest, err);
+    if (n == 6 && strncmp(args, "revert", 6) == 0)
+        return revert(con, rest, err);
+    if (n == 5 && strncmp(args, "reset", 5) == 0 && *rest == '\0')
+        return change(con, "patch.reset", NULL, err);
+    if (strchr(args, '=') != NULL && strncmp(args, "set ", 4) != 0)
+        return set(con, args, err);
+    return rcmd_usage(self, err);
+}
+
+const struct rcmd_entry rcmd_patch_entry = {
+    .name = "patch",
+    .args = "[list | set SLOT=IMPL [@SITES] | revert [GENERATION] | reset]",
+    .summary = "show or change which implementation an operation uses",
+    .help = "list shows every slot with what it uses now, what it could use and what a change costs. set changes one slot, everywhere or "
+            "at the sites "
+            "that match the pattern SITES (blk.3.*); the word set may be left out. revert goes one generation back, or to GENERATION. "
+            "reset puts every "
+            "slot on its default. A change takes effect between two steps, on all ranks at once.",
+    .complete = RCMD_COMPLETE_PATCH,
+    .changes = true,
+    .exec = exec_patch,
+};

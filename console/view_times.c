@@ -1,0 +1,190 @@
+/* view_times.c: what steps, all-reduces and ops took, and the verdict on the output. */
+#include "config.h"
+
+#include "console/view.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "console/buf.h"
+#include "console/js.h"
+#include "console/layers.h"
+#include "console/table.h"
+#include "console/text.h"
+#include "console/units.h"
+
+static void cell_us(struct table *t, const json_t *o, const char *path)
+{
+    char buf[32];
+    table_cell(t, "%s", units_us(buf, js_num(o, path, NAN)));
+}
+
+/* ---- steps --------------------------------------------------------------------------------------------------------------------------- */
+
+struct kind {
+    const char *name;
+    double us, share;
+};
+
+static int by_us(const void *a, const void *b)
+{
+    double x = ((const struct kind *)a)->us, y = ((const struct kind *)b)->us;
+    return x > y ? -1 : x < y;
+}
+
+/* The kinds of op in one mode, the dearest first. */
+static void view_kinds(struct out *o, const char *title, const json_t *by_kind)
+{
+    size_t n = json_object_size(by_kind), i = 0;
+    if (n == 0)
+        return;
+    struct kind *kinds = xcalloc(n, sizeof *kinds);
+    const char *name;
+    json_t *v;
+    json_object_foreach((json_t *)by_kind, name, v) kinds[i++] = (struct kind){name, js_num(v, "us", 0), js_num(v, "share", NAN)};
+    qsort(kinds, n, sizeof *kinds, by_us);
+    out_printf(o, OUT_HEADING, "\n%s, by kind of op\n", title);
+    struct table *t = table_new("kind|>time a step|>share");
+    for (i = 0; i < n; i++) {
+        char us[32], share[32];
+        table_cell(t, "%s", kinds[i].name);
+        table_cell(t, "%s", units_us(us, kinds[i].us));
+        table_cell(t, "%s", units_percent(share, kinds[i].share));
+    }
+    table_print(t, o);
+    free(kinds);
+}
+
+void view_stats(struct out *o, const json_t *stats)
+{
+    static const char *const parts[] = {"decode", "prompt"}, *const modes[] = {"eager", "graph"};
+    struct table *t = table_new("steps|mode|>number|>mean|>p50|>p99");
+    for (size_t i = 0; i < 4; i++) {
+        const json_t *s = json_object_get(json_object_get(stats, parts[i / 2]), modes[i % 2]);
+        if (js_num(s, "steps", 0) < 1)
+            continue;
+        table_cell(t, "%s", parts[i / 2]);
+        table_cell(t, "%s", modes[i % 2]);
+        table_cell(t, "%lld", (long long)js_int(s, "steps", 0));
+        cell_us(t, s, "mean_us");
+        cell_us(t, s, "p50_us");
+        cell_us(t, s, "p99_us");
+    }
+    bool none = t->n_cells == t->columns;
+    table_print(t, o);
+    if (none)
+        out_str(o, OUT_TEXT, "no step has run yet\n");
+    for (size_t i = 0; i < 4; i++) {
+        const json_t *s = json_object_get(json_object_get(stats, parts[i / 2]), modes[i % 2]);
+        char *title = xasprintf("%s steps, %s", parts[i / 2], modes[i % 2]);
+        view_kinds(o, title, json_object_get(s, "by_kind"));
+        free(title);
+    }
+}
+
+/* ---- all-reduces --------------------------------------------------------------------------------------------------------------------- */
+
+static void cell_spread(struct table *t, const json_t *o)
+{
+    char p50[32], p99[32];
+    table_cell(t, "%s / %s", units_us(p50, js_num(o, "p50_us", NAN)), units_us(p99, js_num(o, "p99_us", NAN)));
+}
+
+void view_allreduce(struct out *o, const json_t *ar)
+{
+    const json_t *ranks = json_object_get(ar, "ranks");
+    if (json_array_size(ranks) == 0) {
+        out_str(o, OUT_TEXT, "no all-reduce has run yet\n");
+        return;
+    }
+    out_printf(o, OUT_HEADING, "times p50 / p99%s; bandwidth as the algorithm and as the bus see it\n",
+               js_bool(ar, "simulated", false) ? ", simulated (virtual clock)" : "");
+    struct table *t = table_new(">rank|>number|>bytes each|>arrival|>wait|>transfer|>algbw|>busbw");
+    for (size_t i = 0; i < json_array_size(ranks); i++) {
+        const json_t *r = json_array_get(ranks, i);
+        char b[32], alg[32], bus[32];
+        table_cell(t, "%lld", (long long)js_int(r, "rank", (json_int_t)i));
+        table_cell(t, "%lld", (long long)js_int(r, "count", 0));
+        table_cell(t, "%s", units_bytes(b, js_num(r, "bytes", NAN)));
+        cell_spread(t, json_object_get(r, "arrival"));
+        cell_spread(t, json_object_get(r, "wait"));
+        cell_spread(t, json_object_get(r, "transfer"));
+        table_cell(t, "%s/s", units_bytes(alg, js_num(r, "algbw", NAN)));
+        table_cell(t, "%s/s", units_bytes(bus, js_num(r, "busbw", NAN)));
+    }
+    table_print(t, o);
+}
+
+/* ---- the ledger ---------------------------------------------------------------------------------------------------------------------- */
+
+/* An op takes as long as its slowest rank. */
+static double op_us(const json_t *op)
+{
+    const json_t *us = json_object_get(op, "us");
+    double most = 0;
+    for (size_t i = 0; i < json_array_size(us); i++) {
+        double x = json_number_value(json_array_get(us, i));
+        most = x > most ? x : most;
+    }
+    return most;
+}
+
+void view_ledger(struct out *o, const json_t *ledger)
+{
+    const json_t *ops = json_object_get(ledger, "ops");
+    struct layers l = {0};
+    for (size_t i = 0; i < json_array_size(ops); i++) {
+        const json_t *op = json_array_get(ops, i);
+        char *key = xasprintf("%s %s %s %d %d", js_str(op, "kind", ""), js_str(op, "impl", ""), js_str(op, "why", ""),
+                              js_bool(op, "in_graph", false), js_bool(op, "capturable", true));
+        layers_add(&l, op, js_str(op, "site", "?"), key, op_us(op));
+    }
+    if (l.n == 0) {
+        out_str(o, OUT_TEXT, "no step has run yet\n");
+        return;
+    }
+    out_printf(o, OUT_HEADING, "step %lld, %s; time of the slowest rank%s\n", (long long)js_int(ledger, "step", 0),
+               js_str(ledger, "mode", "n/a"), js_bool(ledger, "simulated", false) ? " (simulated)" : "");
+    struct table *t = table_new("site|layers|kind|implementation|why|graph|>time");
+    for (size_t i = 0; i < l.n; i++) {
+        const json_t *op = l.groups[i].first;
+        char us[32], *layers = layers_ranges(&l.groups[i]);
+        table_cell(t, "%s", l.groups[i].pattern);
+        table_cell(t, "%s", layers);
+        table_cell(t, "%s", js_str(op, "kind", "n/a"));
+        table_cell(t, "%s", js_str(op, "impl", "n/a"));
+        table_cell(t, "%s", js_str(op, "why", "n/a"));
+        table_cell(t, "%s", js_bool(op, "in_graph", false) ? "in" : js_bool(op, "capturable", true) ? "out" : "out, cannot be captured");
+        table_cell(t, "%s", units_us(us, l.groups[i].sum));
+        free(layers);
+    }
+    table_print(t, o);
+    layers_fini(&l);
+}
+
+/* ---- health -------------------------------------------------------------------------------------------------------------------------- */
+
+void view_health(struct out *o, const json_t *health)
+{
+    const char *verdict = js_str(health, "verdict", NULL), *key;
+    json_t *v;
+    if (verdict == NULL) {
+        out_str(o, OUT_TEXT, "no verdict yet\n");
+    } else {
+        char *reason = text_one_line(js_str(health, "reason", ""));
+        out_printf(o, strcmp(verdict, "ok") == 0 ? OUT_GOOD : OUT_BAD, "%s%s%s\n", verdict, *reason ? ": " : "", reason);
+        free(reason);
+    }
+    struct table *t = table_new("measure|>value");
+    json_object_foreach(json_object_get(health, "numbers"), key, v)
+    {
+        char *text = json_is_string(v)   ? xstrdup(json_string_value(v))
+                     : json_is_number(v) ? xasprintf("%.4g", json_number_value(v))
+                                         : js_dump(v, JSON_COMPACT);
+        table_cell(t, "%s", key);
+        table_cell(t, "%s", text);
+        free(text);
+    }
+    table_print(t, o);
+}
