@@ -1,0 +1,246 @@
+#include "config.h"
+
+#include "console/line.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <readline/history.h>
+#include <readline/readline.h>
+
+#include "console/buf.h"
+#include "console/history.h"
+#include "console/paths.h"
+#include "console/sig.h"
+
+static line_complete_fn s_complete;
+static void *s_ctx;
+static struct history s_history;
+static struct termios s_normal; /* as it was when the program started */
+static char *s_prompt;
+static char *s_line;
+static bool s_active, s_hidden, s_ready, s_eof;
+
+/* ---- completion ---------------------------------------------------------------------------------------------------------------------- */
+
+/* readline frees the array and its words with free(). The first word is what all have in common. */
+static char **attempt(const char *text, int start, int end)
+{
+    struct complete c;
+    (void)text;
+    (void)start;
+    rl_attempted_completion_over = 1; /* no file names behind our back */
+    s_complete(s_ctx, rl_line_buffer, (size_t)end, &c);
+    if (c.n == 0)
+        return NULL;
+    char **words = xcalloc(c.n + 2, sizeof *words);
+    size_t common = strlen(c.words[0]);
+    for (size_t i = 1; i < c.n; i++) {
+        size_t k = 0;
+        while (k < common && c.words[i][k] == c.words[0][k])
+            k++;
+        common = k;
+    }
+    /* Not half a character. */
+    while (c.n > 1 && common > 0 && ((unsigned char)c.words[0][common] & 0xc0) == 0x80)
+        common--;
+    words[0] = xstrndup(c.words[0], common);
+    for (size_t i = 0; c.n > 1 && i < c.n; i++)
+        words[i + 1] = xstrdup(c.words[i]);
+    bool goes_on = c.n == 1 && common > 0 && strchr("=/", c.words[0][common - 1]) != NULL;
+    rl_completion_append_character = goes_on ? '\0' : ' ';
+    complete_fini(&c);
+    return words;
+}
+
+/* ---- the terminal -------------------------------------------------------------------------------------------------------------------- */
+
+/* No echo and no line editing by the kernel, but Ctrl-C and Ctrl-Z still are signals. */
+static void busy_terminal(void)
+{
+    struct termios t = s_normal;
+    t.c_lflag &= ~(tcflag_t)(ECHO | ICANON);
+    t.c_cc[VMIN] = 1;
+    t.c_cc[VTIME] = 0;
+    tcsetattr(STDIN_FILENO, TCSADRAIN, &t);
+}
+
+static void set_size(void)
+{
+    struct winsize ws;
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &ws) == 0 && ws.ws_row > 0 && ws.ws_col > 0)
+        rl_set_screen_size(ws.ws_row, ws.ws_col);
+}
+
+/* Called by readline from inside line_feed(). It only keeps the line: commands run from the caller's loop. */
+static void on_line(char *line)
+{
+    rl_callback_handler_remove();
+    s_active = false;
+    s_ready = line != NULL;
+    s_eof = line == NULL;
+    s_line = line;
+}
+
+static void load_history(void)
+{
+    char *path = paths_state("history");
+    history_open(&s_history, path);
+    free(path);
+    using_history();
+    for (size_t i = 0; i < s_history.n; i++)
+        add_history(s_history.lines[i]);
+    stifle_history(HISTORY_MAX);
+}
+
+void line_open(line_complete_fn complete, void *ctx)
+{
+    s_complete = complete;
+    s_ctx = ctx;
+    tcgetattr(STDIN_FILENO, &s_normal);
+    sig_keep_terminal(STDIN_FILENO);
+    rl_readline_name = "rankscope";
+    rl_catch_signals = 0;
+    rl_catch_sigwinch = 0;
+    rl_change_environment = 0;
+    rl_attempted_completion_function = attempt;
+    rl_completer_word_break_characters = " \t";
+    rl_completer_quote_characters = "";
+    rl_initialize();
+    load_history();
+    busy_terminal();
+}
+
+void line_close(void)
+{
+    if (s_active) {
+        rl_callback_handler_remove();
+        putchar('\n');
+        fflush(stdout);
+    }
+    s_active = false;
+    sig_restore_terminal();
+    history_close(&s_history);
+    free(s_prompt);
+    free(s_line);
+    s_prompt = s_line = NULL;
+}
+
+void line_prompt(const char *prompt)
+{
+    if (s_active)
+        return;
+    free(s_prompt);
+    s_prompt = xstrdup(prompt);
+    s_ready = s_eof = s_hidden = false;
+    s_active = true;
+    /* readline saves the settings it finds and puts them back: these must not be the silent ones. */
+    tcsetattr(STDIN_FILENO, TCSADRAIN, &s_normal);
+    set_size();
+    rl_callback_handler_install(s_prompt, on_line);
+}
+
+bool line_active(void)
+{
+    return s_active;
+}
+
+enum line_status line_feed(void)
+{
+    if (!s_active)
+        return LINE_MORE;
+    rl_callback_read_char();
+    if (s_active)
+        return LINE_MORE;
+    busy_terminal();
+    if (s_eof) {
+        putchar('\n');
+        fflush(stdout);
+        return LINE_EOF;
+    }
+    if (history_add(&s_history, s_line)) {
+        HIST_ENTRY *old;
+        /* The same text further up goes, as it went in our list. */
+        for (int i = history_length - 1; i >= 0; i--) {
+            HIST_ENTRY *e = history_get(history_base + i);
+            if (e == NULL || strcmp(e->line, s_line) != 0)
+                continue;
+            old = remove_history(i);
+            free_history_entry(old);
+        }
+        add_history(s_line);
+    }
+    return LINE_READY;
+}
+
+char *line_take(void)
+{
+    char *line = s_line;
+    s_line = NULL;
+    s_ready = false;
+    return line;
+}
+
+void line_clear(void)
+{
+    if (!s_active)
+        return;
+    /* An incremental search or half a key sequence must not survive, nor the place in the history that a search had found. */
+    rl_callback_sigcleanup();
+    rl_free_line_state();
+    rl_replace_line("", 0);
+    rl_point = rl_mark = 0;
+    using_history();
+    fputs("^C\n", stdout);
+    rl_on_new_line();
+    rl_redisplay();
+}
+
+void line_hide(void)
+{
+    if (!s_active || s_hidden)
+        return;
+    s_hidden = true;
+    rl_clear_visible_line();
+    fflush(stdout);
+}
+
+void line_show(void)
+{
+    if (!s_active || !s_hidden)
+        return;
+    s_hidden = false;
+    rl_on_new_line();
+    rl_redisplay();
+}
+
+void line_resize(void)
+{
+    set_size();
+    if (s_active && !s_hidden) {
+        rl_clear_visible_line();
+        rl_forced_update_display();
+    }
+}
+
+void line_suspend(void)
+{
+    if (s_active)
+        rl_deprep_terminal();
+    tcsetattr(STDIN_FILENO, TCSADRAIN, &s_normal);
+}
+
+void line_resume(void)
+{
+    if (!s_active) {
+        busy_terminal();
+        return;
+    }
+    rl_prep_terminal(1);
+    rl_on_new_line();
+    rl_forced_update_display();
+}

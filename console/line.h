@@ -1,0 +1,46 @@
+/* line.h: one line of input from a person at a terminal. Behind it is readline, which no other file includes.
+ *
+ * The caller owns the loop: it polls standard input and says line_feed() when there is something. While a prompt stands, readline has the
+ * terminal; between line_hide() or a taken line and the next line_prompt(), the terminal does not echo and keeps what is typed for the next
+ * prompt, so that typing ahead works and does not mix with output. Static state: there is one terminal. Thread of the user interface. */
+#ifndef RANKSCOPE_CONSOLE_LINE_H
+#define RANKSCOPE_CONSOLE_LINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "console/complete.h"
+
+typedef void (*line_complete_fn)(void *ctx, const char *line, size_t point, struct complete *out);
+
+enum line_status { LINE_MORE, LINE_READY, LINE_EOF };
+
+/* Take over the terminal on stdin and stdout, and read the history. Everything is undone by line_close(), and by any way of exit. */
+void line_open(line_complete_fn complete, void *ctx);
+void line_close(void);
+
+/* Show a prompt and wait for a line. Nothing happens when one stands already. */
+void line_prompt(const char *prompt);
+
+/* Whether a prompt stands. */
+bool line_active(void);
+
+/* Read what the terminal has. LINE_READY: take the line. */
+enum line_status line_feed(void);
+char *line_take(void); /* the caller frees */
+
+/* Ctrl-C at the prompt: the line is dropped and a new prompt shown. */
+void line_clear(void);
+
+/* Take the prompt and what is typed off the screen to print something, and put them back. */
+void line_hide(void);
+void line_show(void);
+
+/* The window has another size. */
+void line_resize(void);
+
+/* Before and after this process is stopped by Ctrl-Z. */
+void line_suspend(void);
+void line_resume(void);
+
+#endif
