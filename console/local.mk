@@ -1,7 +1,77 @@
-# console: the program.
+# console: the program. All of it but main.c is a library, so that tests can link it with an engine that plays a script.
 bin_PROGRAMS += rankscope
+noinst_LIBRARIES += libconsole.a
 
-CONSOLE_LIBS = librslua.a
+libconsole_a_SOURCES = \
+	console/buf.c \
+	console/buf.h \
+	console/chat.c \
+	console/chat.h \
+	console/cmd.c \
+	console/cmd.h \
+	console/cmd_audit.c \
+	console/cmd_chat.c \
+	console/cmd_input.c \
+	console/cmd_list.h \
+	console/cmd_logits.c \
+	console/cmd_man.c \
+	console/cmd_perplexity.c \
+	console/cmd_repl.c \
+	console/cmd_tokens.c \
+	console/cmd_version.c \
+	console/complete.c \
+	console/complete.h \
+	console/con.c \
+	console/con.h \
+	console/conv.c \
+	console/conv.h \
+	console/fail.c \
+	console/fail.h \
+	console/history.c \
+	console/history.h \
+	console/js.c \
+	console/js.h \
+	console/layers.c \
+	console/layers.h \
+	console/line.c \
+	console/line.h \
+	console/oneshot.c \
+	console/oneshot.h \
+	console/opt.c \
+	console/opt.h \
+	console/out.c \
+	console/out.h \
+	console/paths.c \
+	console/paths.h \
+	console/rcmd.c \
+	console/rcmd.h \
+	console/rcmd_conv.c \
+	console/rcmd_engine.c \
+	console/rcmd_help.c \
+	console/rcmd_list.h \
+	console/rcmd_observe.c \
+	console/rcmd_patch.c \
+	console/rcmd_sampling.c \
+	console/repl.c \
+	console/repl.h \
+	console/sampling.c \
+	console/sampling.h \
+	console/setting.c \
+	console/setting.h \
+	console/sig.c \
+	console/sig.h \
+	console/table.c \
+	console/table.h \
+	console/text.c \
+	console/text.h \
+	console/units.c \
+	console/units.h \
+	console/view.h \
+	console/view_audit.c \
+	console/view_model.c \
+	console/view_times.c
+
+CONSOLE_LIBS = libconsole.a librslua.a
 CONSOLE_SYSTEM_LIBS = $(LUA_LIBS) $(NCURSES_LIBS) $(READLINE_LIBS) $(SQLITE_LIBS) $(MICROHTTPD_LIBS)
 
 # To become console/main.c as soon as libengine.a has the calls of engine/rankscope.h.

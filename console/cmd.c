@@ -1,0 +1,192 @@
+#include "config.h"
+
+#include "console/cmd.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "console/cmd_list.h"
+#include "console/text.h"
+
+#define HELP_COLUMNS 80
+#define HELP_INDENT 26
+
+const struct cmd_entry *const cmd_table[] = {
+    &cmd_repl_entry,    &cmd_chat_entry,       &cmd_tokens_entry,
+    &cmd_logits_entry,  &cmd_perplexity_entry, &cmd_audit_entry,
+    &cmd_version_entry, &cmd_man_entry,        NULL,
+};
+
+static const struct opt s_common[] = {
+    {.name = "help", .letter = 'h', .type = OPT_FLAG, .help = "say how this is used"},
+    {0},
+};
+
+const struct cmd_entry *cmd_find(const char *name)
+{
+    for (size_t i = 0; cmd_table[i] != NULL; i++)
+        if (strcmp(cmd_table[i]->name, name) == 0)
+            return cmd_table[i];
+    return NULL;
+}
+
+enum exit_status cmd_usage(const struct cmd_entry *e, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    char *text = xvasprintf(fmt, ap);
+    va_end(ap);
+    char *line = text_one_line(text);
+    fprintf(stderr, "rankscope %s: %s (see rankscope %s --help)\n", e->name, line, e->name);
+    free(line);
+    free(text);
+    return EXIT_USAGE;
+}
+
+enum exit_status cmd_fail(const struct cmd_entry *e, const struct rs_error *err)
+{
+    enum exit_status status = fail_status(err->code);
+    fflush(stdout);
+    if (status != EXIT_INTERRUPT) {
+        char *line = text_one_line(err->msg);
+        fprintf(stderr, "rankscope %s: %s\n", e->name, line);
+        free(line);
+    }
+    return status;
+}
+
+enum exit_status cmd_flush(const struct cmd_entry *e, enum exit_status status)
+{
+    int failed = out_stdio_failed();
+    errno = 0;
+    if (fflush(stdout) != 0 && failed == 0)
+        failed = errno;
+    if (failed == 0)
+        return status;
+    if (failed != EPIPE)
+        fprintf(stderr, "rankscope %s: cannot write the output: %s\n", e->name, strerror(failed));
+    return status == EXIT_OK ? EXIT_COMMAND : status;
+}
+
+enum exit_status cmd_run(const struct cmd_entry *e, int argc, char **argv)
+{
+    const struct opt *tables[OPT_MAX_TABLES + 2] = {0};
+    size_t n = 0;
+    while (n < OPT_MAX_TABLES && e->tables[n] != NULL) {
+        tables[n] = e->tables[n];
+        n++;
+    }
+    tables[n] = s_common;
+    struct opt_values v;
+    char msg[512];
+    if (!opt_parse(tables, argc, argv, false, &v, msg, sizeof msg))
+        return cmd_usage(e, "%s", msg);
+    enum exit_status status;
+    if (opt_set(&v, "help")) {
+        cmd_help(e, stdout);
+        status = EXIT_OK;
+    } else if (v.n_args < e->min_args) {
+        status = cmd_usage(e, "%s is missing", e->args);
+    } else if (v.n_args > e->max_args) {
+        status = cmd_usage(e, "one argument too many: '%s'", v.args[e->max_args]);
+    } else {
+        status = e->exec(e, &v);
+    }
+    opt_fini(&v);
+    return cmd_flush(e, status);
+}
+
+/* ---- help ---------------------------------------------------------------------------------------------------------------------------- */
+
+void cmd_wrap(FILE *f, const char *text, int indent, int columns)
+{
+    int at = 0;
+    while (*text != '\0') {
+        if (*text == '\n' || *text == ' ') {
+            if (text[0] == '\n' && text[1] == '\n') {
+                fputs("\n\n", f);
+                at = 0;
+            }
+            text++;
+            continue;
+        }
+        int n = (int)strcspn(text, " \n");
+        if (at > 0 && at + 1 + n > columns) {
+            fputc('\n', f);
+            at = 0;
+        }
+        at += fprintf(f, "%*s%.*s", at == 0 ? indent : 1, "", n, text);
+        text += n;
+    }
+    fputc('\n', f);
+}
+
+char *cmd_option_name(const struct opt *o)
+{
+    struct buf b = {0};
+    if (o->letter != 0)
+        buf_printf(&b, "-%c, ", o->letter);
+    buf_printf(&b, "--%s", o->name);
+    if (o->type != OPT_FLAG)
+        buf_printf(&b, " %s", o->type == OPT_CHOICE ? o->choices : o->arg);
+    return buf_take(&b);
+}
+
+static void help_options(const struct opt *table, FILE *f)
+{
+    for (const struct opt *o = table; o->name != NULL; o++) {
+        char *name = cmd_option_name(o);
+        if (2 + strlen(name) + 2 <= HELP_INDENT) {
+            fprintf(f, "  %-*s", HELP_INDENT - 2, name);
+        } else {
+            fprintf(f, "  %s\n%*s", name, HELP_INDENT, "");
+        }
+        /* The first line stands after the name, so it is wrapped without its indentation. */
+        char *text = NULL;
+        size_t size = 0;
+        FILE *m = open_memstream(&text, &size);
+        if (m != NULL) {
+            cmd_wrap(m, o->help, HELP_INDENT, HELP_COLUMNS);
+            fclose(m);
+            fputs(text + HELP_INDENT, f);
+        }
+        free(text);
+        free(name);
+    }
+}
+
+void cmd_help(const struct cmd_entry *e, FILE *f)
+{
+    bool repl = e == &cmd_repl_entry;
+    fprintf(f, "usage: rankscope %s%s[options]%s%s\n\n", repl ? "" : e->name, repl ? "" : " ", *e->args ? " " : "", e->args);
+    cmd_wrap(f, e->help, 0, HELP_COLUMNS);
+    fputs("\noptions:\n", f);
+    for (size_t i = 0; i < OPT_MAX_TABLES && e->tables[i] != NULL; i++)
+        help_options(e->tables[i], f);
+    help_options(s_common, f);
+}
+
+void cmd_help_all(FILE *f)
+{
+    fputs("usage: rankscope [options] [MODEL.gguf]\n"
+          "       rankscope COMMAND [options] [arguments]\n\n",
+          f);
+    cmd_wrap(f,
+             "Runs a GGUF model tensor-parallel and lets you see and change how it is computed. Without a command it starts the console on "
+             "MODEL.gguf, or on the model that comes with it.",
+             0, HELP_COLUMNS);
+    fputs("\ncommands:\n", f);
+    for (size_t i = 0; cmd_table[i] != NULL; i++)
+        if (!cmd_table[i]->hidden && cmd_table[i] != &cmd_repl_entry)
+            fprintf(f, "  %-14s%s\n", cmd_table[i]->name, cmd_table[i]->summary);
+    fputs("\noptions:\n", f);
+    for (size_t i = 0; i < OPT_MAX_TABLES && cmd_repl_entry.tables[i] != NULL; i++)
+        help_options(cmd_repl_entry.tables[i], f);
+    help_options(s_common, f);
+    fputs("  -V, --version           say which version this is\n\n"
+          "Exit status: 0 ok, 1 the command failed, 2 wrong usage, 3 model or engine\n"
+          "failed, 4 a comparison failed, 130 interrupted.\n",
+          f);
+}

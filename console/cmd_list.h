@@ -1,0 +1,15 @@
+/* cmd_list.h: every subcommand's entry, one line each; included by cmd.c and by the files that define them. */
+#ifndef RANKSCOPE_CONSOLE_CMD_LIST_H
+#define RANKSCOPE_CONSOLE_CMD_LIST_H
+
+#include "console/cmd.h"
+
+extern const struct cmd_entry cmd_audit_entry;
+extern const struct cmd_entry cmd_chat_entry;
+extern const struct cmd_entry cmd_logits_entry;
+extern const struct cmd_entry cmd_man_entry;
+extern const struct cmd_entry cmd_perplexity_entry;
+extern const struct cmd_entry cmd_tokens_entry;
+extern const struct cmd_entry cmd_version_entry;
+
+#endif

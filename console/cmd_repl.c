@@ -1,0 +1,84 @@
+/* cmd_repl.c: the console: what runs when no subcommand is named. */
+#include "config.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "console/cmd_list.h"
+#include "console/js.h"
+#include "console/oneshot.h"
+#include "console/repl.h"
+#include "console/sampling.h"
+#include "console/units.h"
+
+static const struct opt s_options[] = {
+    {.name = "system", .letter = 's', .type = OPT_STRING, .arg = "TEXT", .help = "system message"},
+    {.name = "think", .type = OPT_FLAG, .help = "let the model think first; without --think and --no-think its template decides"},
+    {.name = "no-think", .type = OPT_FLAG, .help = "have it answer at once"},
+    {.name = "chat-template", .type = OPT_FILE, .arg = "FILE.lua", .help = "use this template instead of the one that fits the model"},
+    {0},
+};
+
+static void banner(struct con *con)
+{
+    char params[32], *ranks = con_state(con, "ranks"), *mode = con_state(con, "mode");
+    const json_t *m = json_object_get(con->info, "model");
+    char *name = text_one_line(js_str(m, "name", "unnamed"));
+    out_printf(con->out, OUT_NOTE, "rankscope %s: %s (%s, %s parameters), %s ranks%s, %s mode. /help lists the commands.\n",
+               PACKAGE_VERSION, name, js_str(m, "arch", "n/a"), units_count(params, js_num(m, "params", NAN)), ranks,
+               js_bool(con->info, "simulated", false) ? " (simulated)" : "", mode);
+    free(ranks);
+    free(mode);
+    free(name);
+}
+
+static enum rs_result take_options(struct con *con, const struct opt_values *v, struct rs_error *err)
+{
+    const char *system = opt_string(v, "system", NULL), *file = opt_string(v, "chat-template", NULL);
+    size_t bad;
+    if (system != NULL && !text_valid(system, strlen(system), &bad))
+        return fail_set(err, RS_EUSAGE, "the system message is not UTF-8 text");
+    con->conv.system = system != NULL ? xstrdup(system) : NULL;
+    con->template_file = file != NULL ? xstrdup(file) : NULL;
+    con->think = opt_set(v, "think") ? CON_THINK_ON : opt_set(v, "no-think") ? CON_THINK_OFF : CON_THINK_DEFAULT;
+    return sampling_from_options(con->sampling, v, err);
+}
+
+static enum exit_status exec_repl(const struct cmd_entry *self, const struct opt_values *v)
+{
+    struct rs_error err = {0};
+    struct oneshot s;
+    bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+    if (opt_set(v, "think") && opt_set(v, "no-think"))
+        return cmd_usage(self, "--think and --no-think exclude each other");
+    if (v->n_args > 0 && opt_set(v, "model"))
+        return cmd_usage(self, "name the model once");
+    enum exit_status status = oneshot_start(&s, self, v, v->n_args > 0 ? v->args[0] : NULL);
+    if (status != EXIT_OK)
+        return status;
+    if (take_options(&s.con, v, &err) != RS_OK)
+        return oneshot_fail(&s, &err);
+    out_stdio_init(&s.out, stdout, terminal ? stdout : stderr);
+    s.out.notes_on_data = !terminal;
+    if (terminal)
+        banner(&s.con);
+    status = terminal ? repl_terminal(&s.con) : repl_batch(&s.con, STDIN_FILENO);
+    return oneshot_end(&s, status);
+}
+
+const struct cmd_entry cmd_repl_entry = {
+    .name = "repl",
+    .args = "[MODEL.gguf]",
+    .summary = "the console",
+    .help = "Starts the console on MODEL.gguf, or on the model that comes with the program. What you type is said to the model; a line "
+            "that begins with a "
+            "slash is a command, and /help lists the commands. Ctrl-C stops an answer, Ctrl-D quits.\n\n"
+            "When standard input or output is no terminal there are no prompts and no colours: each line of standard input is a message or "
+            "a command, "
+            "answers come without the model's thoughts, and the first command that fails ends the run with status 1.",
+    .tables = {s_options, sampling_table, oneshot_table},
+    .max_args = 1,
+    .exec = exec_repl,
+};

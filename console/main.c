@@ -1,0 +1,48 @@
+/* main.c: the program's entry: signals, locale, and which subcommand is meant. */
+#include "config.h"
+
+#include <errno.h>
+#include <locale.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "console/cmd.h"
+#include "console/cmd_list.h"
+#include "console/sig.h"
+#include "console/text.h"
+
+/* A first argument that is neither a subcommand nor a file was meant to be a subcommand. */
+static int unknown(const char *word)
+{
+    char *line = text_one_line(word);
+    fprintf(stderr, "rankscope: there is no command '%s' and no file of that name (see rankscope --help)\n", line);
+    free(line);
+    return EXIT_USAGE;
+}
+
+int main(int argc, char **argv)
+{
+    const char *first = argc > 1 ? argv[1] : "";
+    setlocale(LC_ALL, "");
+    setlocale(LC_NUMERIC, "C"); /* numbers are for programs too */
+    if (!sig_init()) {
+        fprintf(stderr, "rankscope: cannot set up signals: %s\n", strerror(errno));
+        return EXIT_COMMAND;
+    }
+    if (strcmp(first, "--version") == 0 || strcmp(first, "-V") == 0)
+        return cmd_run(&cmd_version_entry, 1, argv);
+    if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0 || (strcmp(first, "help") == 0 && argc == 2)) {
+        cmd_help_all(stdout);
+        return cmd_flush(&cmd_version_entry, EXIT_OK);
+    }
+    const struct cmd_entry *e = cmd_find(first);
+    if (e != NULL)
+        return cmd_run(e, argc - 1, argv + 1);
+    bool file = first[0] == '\0' || first[0] == '-' || strchr(first, '/') != NULL || access(first, F_OK) == 0 ||
+                (strlen(first) > 5 && strcmp(first + strlen(first) - 5, ".gguf") == 0);
+    if (!file)
+        return unknown(first);
+    return cmd_run(&cmd_repl_entry, argc, argv);
+}

@@ -1,0 +1,143 @@
+#include "config.h"
+
+#include "console/oneshot.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "console/js.h"
+#include "console/paths.h"
+#include "console/setting.h"
+#include "console/sig.h"
+
+const struct opt oneshot_table[] = {
+    {.name = "model",
+     .letter = 'm',
+     .type = OPT_FILE,
+     .arg = "FILE",
+     .help = "the GGUF model (of a split one, the first file); without it, the model that comes with the program"},
+    {.name = "ranks",
+     .type = OPT_INT,
+     .arg = "N",
+     .min = 1,
+     .max = RS_MAX_RANKS,
+     .help = "deal the model to N ranks; without it 8 for the model that comes with the program, else 1"},
+    {.name = "mode", .type = OPT_CHOICE, .choices = "eager|graph", .help = "how steps run; without it graph"},
+    {.name = "patch",
+     .type = OPT_LIST,
+     .arg = "SLOT=IMPL[@SITES]",
+     .help = "compute an operation another way, at the sites that match the pattern SITES or everywhere; may be repeated"},
+    {.name = "set",
+     .type = OPT_LIST,
+     .arg = "NAME=VALUE",
+     .help = "an option of the engine: numerics=invariant|fast, graph.guard=on|off; may be repeated"},
+    {.name = "ctx", .type = OPT_INT, .arg = "N", .min = 1, .max = 1e9, .help = "room for N tokens in the cache"},
+    {.name = "workers", .type = OPT_INT, .arg = "N", .min = 1, .max = 4096, .help = "CPU threads; without it one for each core"},
+    {.name = "isa",
+     .type = OPT_CHOICE,
+     .choices = "portable|avx2|avx512",
+     .help = "vector instructions to use; without it the best that this CPU has"},
+    {0},
+};
+
+/* {"slot": impl, "slot@glob": impl} in the order given: the last match wins. */
+static enum rs_result add_patches(json_t *args, const struct opt_values *v, struct rs_error *err)
+{
+    const char *const *list;
+    size_t n = opt_list(v, "patch", &list);
+    json_t *patches = n > 0 ? json_object() : NULL;
+    for (size_t i = 0; i < n; i++) {
+        struct setting_patch p;
+        enum rs_result r = setting_parse_patch(list[i], &p, err);
+        if (r != RS_OK) {
+            json_decref(patches);
+            return r;
+        }
+        char *key = p.site[0] != '\0' ? xasprintf("%s@%s", p.slot, p.site) : xstrdup(p.slot);
+        json_object_del(patches, key); /* so that setting it again moves it to the end */
+        json_object_set_new(patches, key, js_text(p.impl, strlen(p.impl)));
+        free(key);
+    }
+    if (patches != NULL)
+        json_object_set_new(args, "patches", patches);
+    return RS_OK;
+}
+
+enum rs_result oneshot_open_args(const struct opt_values *v, const char *path, json_t **args, struct rs_error *err)
+{
+    char *shipped = NULL;
+    if (path == NULL)
+        path = opt_string(v, "model", NULL);
+    if (path == NULL)
+        path = shipped = paths_shipped_model();
+    if (path == NULL)
+        return fail_set(err, RS_EIO,
+                        "the model that comes with the program is not there; name one with -m FILE, or its folder in RANKSCOPE_DATADIR");
+    json_t *o = json_object();
+    json_object_set_new(o, "path", js_text(path, strlen(path)));
+    json_object_set_new(o, "ranks", json_integer(opt_int(v, "ranks", con_default_ranks(path))));
+    json_object_set_new(o, "mode", json_string(opt_string(v, "mode", "graph")));
+    if (opt_set(v, "ctx"))
+        json_object_set_new(o, "ctx", json_integer(opt_int(v, "ctx", 0)));
+    free(shipped);
+    enum rs_result r = add_patches(o, v, err);
+    const char *const *list;
+    size_t n = opt_list(v, "set", &list);
+    for (size_t i = 0; i < n && r == RS_OK; i++)
+        r = setting_add(o, list[i], err);
+    if (r != RS_OK) {
+        json_decref(o);
+        return r;
+    }
+    *args = o;
+    return RS_OK;
+}
+
+enum exit_status oneshot_start_bare(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v)
+{
+    struct rs_error err = {0};
+    s->entry = e;
+    out_stdio_init(&s->out, stdout, stderr);
+    con_init(&s->con, &s->out.out);
+    struct rs_local_params params = {.workers = (unsigned)opt_int(v, "workers", 0), .isa = opt_string(v, "isa", NULL)};
+    if (con_start_local(&s->con, &params, &err) != RS_OK)
+        return oneshot_fail(s, &err);
+    return EXIT_OK;
+}
+
+enum exit_status oneshot_start(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v, const char *path)
+{
+    struct rs_error err = {0};
+    json_t *args;
+    /* Mistakes in the options are reported before anything starts. */
+    if (oneshot_open_args(v, path, &args, &err) != RS_OK)
+        return cmd_fail(e, &err);
+    enum exit_status status = oneshot_start_bare(s, e, v);
+    if (status != EXIT_OK) {
+        json_decref(args);
+        return status;
+    }
+    if (con_open(&s->con, args, &err) != RS_OK)
+        return oneshot_fail(s, &err);
+    return EXIT_OK;
+}
+
+enum exit_status oneshot_end(struct oneshot *s, enum exit_status status)
+{
+    if (s->con.end_signal != 0) {
+        fflush(NULL);
+        sig_die(s->con.end_signal);
+    }
+    if (status == EXIT_INTERRUPT) {
+        fflush(NULL);
+        _exit(EXIT_INTERRUPT);
+    }
+    con_fini(&s->con);
+    return status;
+}
+
+enum exit_status oneshot_fail(struct oneshot *s, const struct rs_error *err)
+{
+    return oneshot_end(s, cmd_fail(s->entry, err));
+}

@@ -1,0 +1,31 @@
+/* oneshot.h: what the one-shot subcommands share: the options that say which model and how, an engine in this process, and its end. */
+#ifndef RANKSCOPE_CONSOLE_ONESHOT_H
+#define RANKSCOPE_CONSOLE_ONESHOT_H
+
+#include "console/cmd.h"
+
+/* -m, --ranks, --mode, --patch, --set, --ctx, --workers, --isa. */
+extern const struct opt oneshot_table[];
+
+struct oneshot {
+    const struct cmd_entry *entry;
+    struct out_stdio out;
+    struct con con;
+};
+
+/* The arguments of method "open" that these options stand for. path NULL: -m, else the shipped model. New reference in *args. */
+enum rs_result oneshot_open_args(const struct opt_values *v, const char *path, json_t **args, struct rs_error *err);
+
+/* Start an engine and open the model. Text goes to stdout, the rest to stderr. On failure the message is out and s needs no end. */
+enum exit_status oneshot_start(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v, const char *path);
+
+/* Start an engine without a model. */
+enum exit_status oneshot_start_bare(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v);
+
+/* Close, and give status back. After an interruption or a signal it does not return: the engine's work is dropped with the process. */
+enum exit_status oneshot_end(struct oneshot *s, enum exit_status status);
+
+/* Report err and end. */
+enum exit_status oneshot_fail(struct oneshot *s, const struct rs_error *err);
+
+#endif
