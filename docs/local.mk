@@ -1,4 +1,6 @@
 # docs: what is written about rankscope.
+dist_man_MANS += \
+	docs/rankscope.1
 dist_noinst_DATA += \
 	docs/design.md \
 	docs/protocol.md \
