@@ -2,6 +2,7 @@
 
 # C tests. Each is one source file: add its name here, sorted, and NAME_SOURCES below only if it needs more than NAME.c.
 c_tests = \
+	tests/console_test \
 	tests/error_test \
 	tests/gguf_mutate \
 	tests/gguf_test \
@@ -14,7 +15,9 @@ c_tests = \
 
 # Programs that shell tests call; not tests themselves.
 test_helpers = \
-	tests/quant_dump
+	tests/pty \
+	tests/quant_dump \
+	tests/rankscope-fake
 
 # Speed of the CPU matmul: make bench-kernels
 EXTRA_PROGRAMS = tests/matmul_bench
@@ -31,11 +34,24 @@ tests_vocab_file_test_SOURCES = tests/vocab_file_test.c $(gguf_make)
 tests_gguf_mutate_SOURCES = tests/gguf_mutate.c $(gguf_make)
 tests_gguf_mutate_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free
 
+# The console on an engine that plays a script (tests/fake_engine.h), and a terminal to run it at.
+fake_engine = tests/fake_canned.c tests/fake_engine.c tests/fake_engine.h tests/fake_methods.c engine/error.c
+fake_console_libs = $(CONSOLE_LIBS) $(JANSSON_LIBS) $(CONSOLE_SYSTEM_LIBS)
+tests_rankscope_fake_SOURCES = console/main.c $(fake_engine)
+tests_rankscope_fake_LDADD = $(fake_console_libs)
+tests_console_test_SOURCES = tests/console_test.c $(fake_engine)
+tests_console_test_LDADD = tests/libtap.a $(fake_console_libs)
+tests_pty_LDADD = -lutil
+
 tests_template_test_LDADD = $(LDADD) $(LUA_LIBS)
 
 # Shell tests.
 shell_tests = \
 	tests/boundaries.t \
+	tests/console_batch.t \
+	tests/console_cli.t \
+	tests/console_man.t \
+	tests/console_tty.t \
 	tests/pretok.t \
 	tests/quant_gguf.t \
 	tests/reference.t
