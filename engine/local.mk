@@ -28,6 +28,8 @@ libengine_a_SOURCES = \
 	engine/impl.h \
 	engine/op.c \
 	engine/op.h \
+	engine/patch.c \
+	engine/patch.h \
 	engine/plan.c \
 	engine/plan.h \
 	engine/pool.c \

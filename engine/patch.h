@@ -1,0 +1,100 @@
+/* The patch table: which implementation each op uses, changed while the model is loaded.
+ *
+ * Slots are data (PATCH_SLOTS in patch.c). A table of one generation is an ordered list of (slot, site glob, implementation), last match wins; it
+ * is never changed, only replaced by a new generation, so that a step or a graph that was made under one keeps it. The engine's control thread
+ * owns the store; nothing here is called during a step. */
+#ifndef RANKSCOPE_ENGINE_PATCH_H
+#define RANKSCOPE_ENGINE_PATCH_H
+
+#include "engine/impl.h"
+#include "engine/plan.h"
+#include "engine/rankscope.h"
+
+enum patch_cost {
+    PATCH_SWAP,      /* a pointer store */
+    PATCH_RECAPTURE, /* graphs are captured again (every swap does this in graph mode) */
+    PATCH_RESHARD,   /* weights move between ranks, or caches change form: sequences are computed again */
+};
+
+enum patch_slot_id {
+    SLOT_SLOT_ORDER, SLOT_QKV_A, SLOT_MLA, SLOT_ALLREDUCE, SLOT_AR_DTYPE, SLOT_MOE_SPLIT, SLOT_MATMUL, SLOT_CACHE, SLOT_ATTENTION, SLOT_DELAY,
+    SLOT_COUNT,
+};
+
+struct patch_impl {
+    const char *name;
+    const char *help;
+};
+
+#define PATCH_MAX_IMPLS 6
+
+struct patch_slot {
+    const char *name;
+    enum patch_cost cost;
+    uint32_t kinds;  /* bit set of op kinds that it concerns; 0: not per op (split, cache) */
+    bool per_site;   /* a site glob makes sense */
+    const char *help;
+    struct patch_impl impls[PATCH_MAX_IMPLS]; /* the first is the default */
+};
+
+struct patch_entry {
+    uint16_t slot;
+    char glob[OP_SITE_MAX];
+    char impl[32];
+    bool preset; /* came from a preset such as mla=off */
+};
+
+#define PATCH_MAX_ENTRIES 64
+
+struct patch_table {
+    uint64_t generation;
+    uint32_t n;
+    struct patch_entry entry[PATCH_MAX_ENTRIES];
+};
+
+struct patch_journal {
+    uint64_t generation, time_us;
+    char slot[32], glob[OP_SITE_MAX], from[32], to[32], by[32];
+    float took_ms;
+};
+
+#define PATCH_MAX_HISTORY 256
+
+struct patch_store {
+    struct patch_table now;
+    uint32_t n_history;                              /* tables before now, newest last; the oldest fall off */
+    struct patch_table *history;                     /* [PATCH_MAX_HISTORY], owned */
+    uint32_t n_journal;
+    struct patch_journal *journal;                   /* [PATCH_MAX_HISTORY] ring, owned */
+};
+
+const struct patch_slot *patch_slot(uint32_t i); /* NULL past the end */
+const struct patch_slot *patch_find(const char *name, uint32_t *id);
+
+enum rs_result patch_open(struct patch_store *s, struct rs_error *err);
+void patch_close(struct patch_store *s);
+
+/* Work out the table after slot=impl at glob (NULL: "*") without changing the store. A preset expands to several entries. Setting a slot at "*"
+ * removes its older entries. *cost is the dearest of what changes. Errors: RS_NOTFOUND for an unknown slot or impl (the message lists what there
+ * is), RS_EUSAGE. */
+enum rs_result patch_plan(const struct patch_store *s, const char *slot, const char *impl, const char *glob, struct patch_table *out,
+                          enum patch_cost *cost, struct rs_error *err);
+
+/* Make `next` current under a new generation; what was current goes to the history and `what` (its slot, glob, to, by) to the journal. */
+void patch_commit(struct patch_store *s, const struct patch_table *next, const char *slot, const char *glob, const char *to, const char *by,
+                  float took_ms);
+
+/* The table that was current at generation `to` (0: the one before now). Errors: RS_ENOTFOUND. */
+enum rs_result patch_past(const struct patch_store *s, uint64_t to, struct patch_table *out, struct rs_error *err);
+
+/* The impl of a slot at "*" in a table: the last entry whose glob matches everything, or the default. */
+const char *patch_current(const struct patch_table *t, uint32_t slot);
+
+enum patch_cost patch_difference(const struct patch_table *a, const struct patch_table *b);
+const char *patch_cost_name(enum patch_cost c);
+
+/* Resolve every op of a program: choices[op.index]. impls is the backend's table. Errors: RS_ENOTFOUND if the backend lacks an implementation. */
+enum rs_result patch_resolve(const struct patch_table *t, const struct program *p, const struct op_impl *impls, size_t n_impls,
+                             struct choice *choices, struct rs_error *err);
+
+#endif
