@@ -6,6 +6,8 @@ libkernels_a_SOURCES = \
 	kernels/cpu/matmul.h \
 	kernels/cpu/matmul_impl.h \
 	kernels/cpu/matmul_portable.c \
+	kernels/cpu/matmul_simd.h \
+	kernels/cpu/matmul_simd_unpack.h \
 	kernels/cpu/vec.c \
 	kernels/cpu/vec.h \
 	kernels/cpu/vec_body.h \
@@ -21,11 +23,13 @@ libkernels_a_LIBADD =
 if HAVE_X86
 noinst_LIBRARIES += libkernels_avx2.a libkernels_avx512.a
 libkernels_avx2_a_SOURCES = \
+	kernels/cpu/matmul_avx2.c \
+	kernels/cpu/matmul_avx2.h \
 	kernels/cpu/vec_avx2.c
 libkernels_avx2_a_CFLAGS = $(AM_CFLAGS) $(AVX2_CFLAGS)
 libkernels_avx512_a_SOURCES = \
 	kernels/cpu/matmul_avx512.c \
-	kernels/cpu/matmul_avx512_unpack.h \
+	kernels/cpu/matmul_avx512.h \
 	kernels/cpu/vec_avx512.c
 libkernels_avx512_a_CFLAGS = $(AM_CFLAGS) $(AVX512_CFLAGS)
 libkernels_a_LIBADD += $(libkernels_avx2_a_OBJECTS) $(libkernels_avx512_a_OBJECTS)

@@ -15,6 +15,8 @@ const struct krn_cpu_matmul *krn_cpu_matmul(enum krn_isa isa)
         return krn_matmul_portable();
 #ifdef HAVE_X86
     /* The compiler's run-time check includes the operating system's support for the registers. */
+    if (isa == KRN_ISA_AVX2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+        return krn_matmul_avx2();
     if (isa == KRN_ISA_AVX512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
         return krn_matmul_avx512();

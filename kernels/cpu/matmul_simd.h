@@ -1,0 +1,305 @@
+/* What the vector versions of the matmul do alike: the matrix-vector product, float weights, activations. Included by matmul_avx2.c and
+ * matmul_avx512.c after their matmul_avx*.h, whose names this is written in. */
+#ifndef RANKSCOPE_KERNELS_CPU_MATMUL_SIMD_H
+#define RANKSCOPE_KERNELS_CPU_MATMUL_SIMD_H
+
+#include "kernels/cpu/matmul_simd_unpack.h"
+
+/* The part of a panel's chunk that starts at row `lane`. */
+INLINE struct sink sink_at(struct krn_panel *p, size_t lane)
+{
+    return (struct sink){
+        .q = (uint8_t(*)[PANEL_ROWS][4])p->q[0][lane],
+        .a = (float(*)[PANEL_ROWS]) & p->a[0][lane],
+        .b = (float(*)[PANEL_ROWS]) & p->b[0][lane],
+    };
+}
+
+static void unpack(uint32_t type, struct krn_rows rows, size_t n, struct krn_panel *p)
+{
+    for (size_t lane = 0; lane < PANEL_ROWS; lane += LANES) {
+        struct sink s = sink_at(p, lane);
+        unpack_type(type, rows, n, &s, true);
+        rows.w += LANES * rows.stride;
+    }
+}
+
+/* Start of the integer sum of a group: all of a block of activations, or its lower or upper half. */
+INLINE vint zero_points(const struct krn_q8_block *block, const int group, const int upper, const unsigned shift)
+{
+    int32_t neg = group == 32 ? block->neg_sum : upper ? block->neg_sum - block->neg_sum_low : block->neg_sum_low;
+    return v_words((int32_t)((uint32_t)neg << shift));
+}
+
+INLINE float scaled_sum(const struct krn_q8_block *block, const int group, const int upper)
+{
+    if (group == 32)
+        return block->s;
+    return block->d * (float)(upper ? block->neg_sum_low - block->neg_sum : -block->neg_sum_low);
+}
+
+/* Whether codes are offset from zero in this instruction set. */
+INLINE bool has_zero_point(const bool minima, const unsigned shift)
+{
+    return !minima && !(shift == 7 && SIGNED_BIAS == 0);
+}
+
+/* ---- one column ---- */
+
+/* Add a chunk's groups to the sums of LANES rows. */
+INLINE vflt add_groups(vflt sum, const struct sink *s, const struct krn_q8_block *block, size_t n, const int group, const bool minima,
+                       const unsigned shift)
+{
+    for (size_t k = 0; k < n; k += (size_t)group) {
+        const int upper = group == 16 && k % 32 != 0;
+        const struct krn_q8_block *b = &block[k / 32];
+        vint dot = s->dots[k / 16];
+        if (group == 32)
+            dot = v_add32(dot, s->dots[k / 16 + 1]);
+        if (has_zero_point(minima, shift))
+            dot = v_add32(dot, zero_points(b, group, upper, shift));
+        vflt scale = f_mul(f_load(s->a[k / (size_t)group]), f_all(b->d));
+        sum = f_fma(scale, v_float(dot), sum);
+        if (minima)
+            sum = f_fnma(f_load(s->b[k / (size_t)group]), f_all(scaled_sum(b, group, upper)), sum);
+    }
+    return sum;
+}
+
+/* Runs AHEAD chunks in front of the multiplication and asks for the weights there: hardware does not follow so many rows at once. */
+struct scout {
+    const struct krn_matmul *m;
+    const uint8_t *w;
+    size_t row, end, k;
+};
+
+enum { AHEAD = 3 * PANEL_ROWS / LANES };
+
+INLINE void scout_step(struct scout *s, size_t chunk_bytes, const bool fetch)
+{
+    if (s->row >= s->end)
+        return;
+    if (fetch)
+        for (size_t r = 0; r < LANES; r++)
+            for (size_t at = 0; at < chunk_bytes; at += 64)
+                _mm_prefetch(s->w + r * s->m->w_stride + at, _MM_HINT_T1);
+    s->k += CHUNK_K;
+    s->w += chunk_bytes;
+    if (s->k >= s->m->k) {
+        s->k = 0;
+        s->row += LANES;
+        s->w = s->m->w + s->row * s->m->w_stride;
+    }
+}
+
+INLINE void gemv_type(const struct krn_matmul *m, size_t row, size_t end, const uint8_t *x, float *y, float scale, const uint32_t type,
+                      const int group, const bool minima, const unsigned shift)
+{
+    struct krn_panel p;
+    vint dots[CHUNK_K / 16];
+    struct sink s = sink_at(&p, 0);
+    const struct krn_q8_block *blocks = (const struct krn_q8_block *)(x + krn_q8_blocks_offset(m->k));
+    const size_t chunk_bytes = krn_row_bytes(type, CHUNK_K);
+    struct scout scout = {.m = m, .w = m->w + row * m->w_stride, .row = row, .end = end};
+    s.dots = dots;
+    for (int i = 0; i < AHEAD; i++)
+        scout_step(&scout, chunk_bytes, false);
+    for (; row < end; row += LANES) {
+        vflt sum = f_all(0);
+        struct krn_rows rows = {m->w + row * m->w_stride, m->w_stride};
+        for (size_t k = 0; k < m->k; k += CHUNK_K) {
+            size_t n = m->k - k < CHUNK_K ? m->k - k : CHUNK_K;
+            s.x = (const int8_t *)x + k;
+            scout_step(&scout, chunk_bytes, true);
+            unpack_type(type, rows, n, &s, false);
+            sum = add_groups(sum, &s, blocks + k / 32, n, group, minima, shift);
+            rows.w += chunk_bytes;
+        }
+        sum = f_mul(sum, f_all(scale));
+        if (m->accumulate)
+            sum = f_add(f_loadu(y + row), sum);
+        f_storeu(y + row, sum);
+    }
+}
+
+#define GEMV(type, group, minima, shift)                                                                                                   \
+    static void gemv_##type(const struct krn_matmul *m, size_t row, size_t end, const uint8_t *x, float *y, float scale)                   \
+    {                                                                                                                                      \
+        gemv_type(m, row, end, x, y, scale, KRN_##type, group, minima, shift);                                                             \
+    }
+GEMV(Q4_0, 32, false, 3)
+GEMV(Q4_1, 32, true, 0)
+GEMV(Q5_0, 32, false, 4)
+GEMV(Q5_1, 32, true, 0)
+GEMV(Q8_0, 32, false, 7)
+GEMV(IQ4_NL, 32, false, 7)
+GEMV(Q2_K, 16, true, 0)
+GEMV(Q3_K, 16, false, 2)
+GEMV(Q4_K, 32, true, 0)
+GEMV(Q5_K, 32, true, 0)
+GEMV(Q6_K, 16, false, 5)
+GEMV(IQ4_XS, 32, false, 7)
+
+static void gemv_q8(const struct krn_matmul *m, size_t row, size_t end, const uint8_t *x, float *y, float scale)
+{
+    static void (*const by_type[KRN_TYPE_MAX])(const struct krn_matmul *, size_t, size_t, const uint8_t *, float *, float) = {
+        [KRN_Q4_0] = gemv_Q4_0, [KRN_Q4_1] = gemv_Q4_1, [KRN_Q5_0] = gemv_Q5_0,     [KRN_Q5_1] = gemv_Q5_1,
+        [KRN_Q8_0] = gemv_Q8_0, [KRN_Q2_K] = gemv_Q2_K, [KRN_Q3_K] = gemv_Q3_K,     [KRN_Q4_K] = gemv_Q4_K,
+        [KRN_Q5_K] = gemv_Q5_K, [KRN_Q6_K] = gemv_Q6_K, [KRN_IQ4_NL] = gemv_IQ4_NL, [KRN_IQ4_XS] = gemv_IQ4_XS,
+    };
+    by_type[m->type](m, row, end, x, y, scale);
+}
+
+/* ---- floats ---- */
+
+/* 32 bytes of LANES rows, of which only the first few exist; the rest reads as zero. */
+static void turn_tail(struct krn_rows rows, size_t at, size_t bytes_left, vint t[8])
+{
+    _Alignas(64) uint8_t copy[LANES][32] = {{0}};
+    for (size_t r = 0; r < LANES; r++)
+        memcpy(copy[r], rows.w + at + r * rows.stride, bytes_left);
+    turn32((struct krn_rows){copy[0], sizeof copy[0]}, 0, t);
+}
+
+INLINE void unpack_floats(const uint32_t type, struct krn_rows rows, size_t n, struct krn_panel_f32 *p, size_t lane)
+{
+    const size_t size = type == KRN_F32 ? sizeof(float) : sizeof(uint16_t), step = 32 / size;
+    for (size_t k = 0; k < n; k += step) {
+        vint t[8];
+        if (n - k >= step)
+            turn32(rows, k * size, t);
+        else
+            turn_tail(rows, k * size, (n - k) * size, t);
+        UNROLL(8) for (size_t i = 0; i < 8; i++) {
+            if (type == KRN_F32) {
+                v_store(&p->w[k + i][lane], t[i]);
+            } else if (type == KRN_F16) {
+                f_store(&p->w[k + 2 * i][lane], f_half_of(t[i], 0));
+                f_store(&p->w[k + 2 * i + 1][lane], f_half_of(t[i], 16));
+            } else {
+                v_store(&p->w[k + 2 * i][lane], v_sll32(t[i], 16));
+                v_store(&p->w[k + 2 * i + 1][lane], v_and(t[i], v_words((int32_t)0xFFFF0000)));
+            }
+        }
+    }
+}
+
+static void unpack_f32(uint32_t type, struct krn_rows rows, size_t n, struct krn_panel_f32 *p)
+{
+    for (size_t lane = 0; lane < PANEL_ROWS; lane += LANES) {
+        switch (type) {
+        case KRN_F32: unpack_floats(KRN_F32, rows, n, p, lane); break;
+        case KRN_F16: unpack_floats(KRN_F16, rows, n, p, lane); break;
+        default: unpack_floats(KRN_BF16, rows, n, p, lane); break;
+        }
+        rows.w += LANES * rows.stride;
+    }
+}
+
+/* Codes to floats; the product is rounded before the minimum comes off, as when the format is dequantised. */
+INLINE void expand_group(const uint8_t (*q)[PANEL_ROWS][4], size_t n, vflt a, vflt b, const bool minima, const bool is_signed, vint zero,
+                         float (*w)[PANEL_ROWS])
+{
+    for (size_t k = 0; k < n; k += 4) {
+        vint codes = v_load(q[k / 4]);
+        UNROLL(4) for (unsigned i = 0; i < 4; i++) {
+            vflt v;
+            if (is_signed)
+                v = signed_byte_of(codes, i);
+            else
+                v = v_float(v_sub32(i == 3 ? v_srl32(codes, 24) : v_and(v_srl32(codes, 8 * i), v_words(255)), zero));
+            v = f_mul(a, v);
+            f_store(w[k + i], minima ? f_sub(v, b) : v);
+        }
+    }
+}
+
+static void expand(struct krn_quant_form form, const struct krn_panel *p, size_t n, struct krn_panel_f32 *w)
+{
+    const vint zero = v_words(form.minima ? 0 : 1 << form.zero_shift);
+    for (size_t g = 0; g < n / form.group; g++)
+        for (size_t lane = 0; lane < PANEL_ROWS; lane += LANES) {
+            const uint8_t(*q)[PANEL_ROWS][4] = (const uint8_t(*)[PANEL_ROWS][4])p->q[g * form.group / 4][lane];
+            float(*to)[PANEL_ROWS] = (float(*)[PANEL_ROWS]) & w->w[g * form.group][lane];
+            vflt a = f_load(&p->a[g][lane]);
+            if (form.minima)
+                expand_group(q, form.group, a, f_load(&p->b[g][lane]), true, false, zero, to);
+            else if (!has_zero_point(false, form.zero_shift))
+                expand_group(q, form.group, a, a, false, true, zero, to);
+            else
+                expand_group(q, form.group, a, a, false, false, zero, to);
+        }
+}
+
+enum { F32_COLS = LANES == 16 ? 6 : 3 }; /* times four chains: what the registers hold */
+
+/* LANES rows from `lane` of a panel on times columns j.. (a constant number). */
+INLINE void tile_f32_columns(const struct krn_panel_f32 *p, size_t lane, size_t n, const uint8_t *const *x, size_t offset, size_t j,
+                             const int cols, float (*sums)[BLOCK_ROWS])
+{
+    vflt chain[F32_COLS][4];
+    const float *f[F32_COLS];
+    UNROLL(6) for (int c = 0; c < cols; c++) {
+        f[c] = (const float *)x[j + (size_t)c] + offset;
+        UNROLL(4) for (int i = 0; i < 4; i++)
+            chain[c][i] = f_all(0);
+    }
+    size_t k = 0;
+    for (; k + 4 <= n; k += 4)
+        UNROLL(4) for (size_t i = 0; i < 4; i++) {
+            vflt w = f_load(&p->w[k + i][lane]);
+            UNROLL(6) for (int c = 0; c < cols; c++)
+                chain[c][i] = f_fma(w, f_all(f[c][k + i]), chain[c][i]);
+        }
+    UNROLL(3) for (size_t i = 0; i < 3; i++)
+        if (k + i < n)
+            UNROLL(6) for (int c = 0; c < cols; c++)
+                chain[c][i] = f_fma(f_load(&p->w[k + i][lane]), f_all(f[c][k + i]), chain[c][i]);
+    UNROLL(6) for (int c = 0; c < cols; c++) {
+        vflt total = f_add(f_add(chain[c][0], chain[c][1]), f_add(chain[c][2], chain[c][3]));
+        f_store(sums[j + (size_t)c], f_add(f_load(sums[j + (size_t)c]), total));
+    }
+}
+
+static void tile_f32(const struct krn_panel_f32 *panels, size_t n_panels, size_t n, const uint8_t *const *x, size_t offset, size_t n_cols,
+                     struct krn_sums *sums)
+{
+    for (size_t row = 0; row < n_panels * PANEL_ROWS; row += LANES) {
+        const struct krn_panel_f32 *p = &panels[row / PANEL_ROWS];
+        float(*to)[BLOCK_ROWS] = (float(*)[BLOCK_ROWS]) & sums->v[0][row];
+        size_t j = 0, lane = row % PANEL_ROWS;
+        for (; j + F32_COLS <= n_cols; j += F32_COLS)
+            tile_f32_columns(p, lane, n, x, offset, j, F32_COLS, to);
+        switch (n_cols - j) {
+#if defined __AVX512F__
+        case 5: tile_f32_columns(p, lane, n, x, offset, j, 5, to); break;
+        case 4: tile_f32_columns(p, lane, n, x, offset, j, 4, to); break;
+        case 3: tile_f32_columns(p, lane, n, x, offset, j, 3, to); break;
+#endif
+        case 2: tile_f32_columns(p, lane, n, x, offset, j, 2, to); break;
+        case 1: tile_f32_columns(p, lane, n, x, offset, j, 1, to); break;
+        default: break;
+        }
+    }
+}
+
+/* ---- activations ---- */
+
+static void quantise_row(const float *x, void *q8, size_t k)
+{
+    int8_t *q = q8;
+    struct krn_q8_block *blocks = (struct krn_q8_block *)(q + krn_q8_blocks_offset(k));
+    for (size_t i = 0; i < k; i += 32) {
+        uint32_t max = q8_magnitude(x + i);
+        if (max >= KRN_Q8_INFINITE || max < KRN_Q8_TINY) {
+            krn_q8_odd_block(max, q + i, &blocks[i / 32]);
+            continue;
+        }
+        int32_t sum, sum_low;
+        float amax = krn_f32_from_bits(max), d = amax / 127.0f;
+        q8_round(x + i, 127.0f / amax, q + i, &sum_low, &sum);
+        blocks[i / 32] = (struct krn_q8_block){.d = d, .s = d * (float)sum, .neg_sum = -sum, .neg_sum_low = -sum_low};
+    }
+}
+
+#endif
