@@ -17,10 +17,12 @@
 #include "engine/rankscope.h"
 
 /* Value types; the numbers are the file format's own. */
+/* clang-format off */
 enum gguf_type {
     GGUF_U8 = 0, GGUF_I8 = 1, GGUF_U16 = 2, GGUF_I16 = 3, GGUF_U32 = 4, GGUF_I32 = 5, GGUF_F32 = 6, GGUF_BOOL = 7,
     GGUF_STR = 8, GGUF_ARRAY = 9, GGUF_U64 = 10, GGUF_I64 = 11, GGUF_F64 = 12,
 };
+/* clang-format on */
 
 struct gguf;
 
@@ -31,8 +33,8 @@ struct gguf_tensor {
     uint64_t ne[4];  /* ne[0] is contiguous; all >= 1; ne[0] is a multiple of the type's block */
     const uint8_t *data;
     uint64_t bytes;
-    uint64_t offset; /* of data, absolute in its file */
-    uint32_t file;   /* shard number */
+    uint64_t offset;  /* of data, absolute in its file */
+    uint32_t file;    /* shard number */
     uint32_t ordinal; /* position over all shards in the order of their headers; equals the index of gguf_tensor_at() */
 };
 
@@ -83,7 +85,7 @@ size_t gguf_print_value(const struct gguf_kv *kv, char *buf, size_t cap);
  * false and *out untouched. A key of another type, or a number out of range, is RS_EFORMAT. */
 enum rs_result gguf_get_u32(const struct gguf *g, const char *key, uint32_t *out, bool *found, struct rs_error *err); /* any integer */
 enum rs_result gguf_get_i64(const struct gguf *g, const char *key, int64_t *out, bool *found, struct rs_error *err);  /* any integer */
-enum rs_result gguf_get_f32(const struct gguf *g, const char *key, float *out, bool *found, struct rs_error *err);    /* f32 or f64, finite */
+enum rs_result gguf_get_f32(const struct gguf *g, const char *key, float *out, bool *found, struct rs_error *err); /* f32 or f64, finite */
 enum rs_result gguf_get_bool(const struct gguf *g, const char *key, bool *out, bool *found, struct rs_error *err);
 enum rs_result gguf_get_str(const struct gguf *g, const char *key, const char **s, size_t *len, bool *found, struct rs_error *err);
 /* As gguf_get_str, but a NUL-terminated copy that the caller frees; a string with a NUL inside is RS_EFORMAT. */

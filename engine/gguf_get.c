@@ -41,6 +41,7 @@ static enum rs_result look(const struct gguf *g, const char *key, struct gguf_kv
 /* An integer of any stored type; u64 above INT64_MAX saturates, which every range check above this refuses. */
 static int64_t int_at(uint32_t type, const uint8_t *p)
 {
+    /* clang-format off */
     switch (type) {
     case GGUF_U8: case GGUF_BOOL: return p[0];
     case GGUF_I8: return (int8_t)p[0];
@@ -54,6 +55,7 @@ static int64_t int_at(uint32_t type, const uint8_t *p)
         return u > INT64_MAX ? INT64_MAX : (int64_t)u;
     }
     }
+    /* clang-format on */
 }
 
 static double float_at(uint32_t type, const uint8_t *p)

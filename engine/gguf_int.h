@@ -7,15 +7,15 @@
 
 /* One mapped file while its header is read and afterwards. */
 struct gguf_file {
-    char *path;          /* owned */
-    const uint8_t *map;  /* owned mapping of size bytes */
+    char *path;         /* owned */
+    const uint8_t *map; /* owned mapping of size bytes */
     uint64_t size;
     uint32_t version;
     uint32_t alignment;
     uint64_t n_kv, n_tensors;
-    uint64_t kv_at, infos_at;   /* offsets of the first key and the first tensor info */
+    uint64_t kv_at, infos_at; /* offsets of the first key and the first tensor info */
     uint64_t data_start;
-    uint64_t key_text, name_text; /* bytes that NUL-terminated copies of all keys / tensor names take */
+    uint64_t key_text, name_text;   /* bytes that NUL-terminated copies of all keys / tensor names take */
     uint32_t split_no, split_count; /* count 1 when the keys are absent */
     int64_t split_tensors;          /* -1 when absent */
 };

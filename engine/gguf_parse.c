@@ -9,13 +9,13 @@
 #include "kernels/type.h"
 
 enum {
-    GGUF_MIN_KV = 13,      /* key length, type, and one byte of value; an empty key is refused later by name */
-    GGUF_MIN_TENSOR = 24,  /* name length, n_dims, type, offset */
-    GGUF_MAX_NAME = 63,    /* bytes of a tensor name */
+    GGUF_MIN_KV = 13,     /* key length, type, and one byte of value; an empty key is refused later by name */
+    GGUF_MIN_TENSOR = 24, /* name length, n_dims, type, offset */
+    GGUF_MAX_NAME = 63,   /* bytes of a tensor name */
     GGUF_MAX_KEY = 65535,
-    GGUF_MIN_ALIGN = 8,    /* the format asks for a multiple of 8 */
+    GGUF_MIN_ALIGN = 8, /* the format asks for a multiple of 8 */
     GGUF_DEFAULT_ALIGN = 32,
-    GGUF_SHOWN = 80,       /* bytes of a name that a message shows */
+    GGUF_SHOWN = 80, /* bytes of a name that a message shows */
 };
 #define GGUF_MAX_STRING (UINT64_C(1) << 30)
 #define GGUF_MAX_COUNT (UINT64_C(1) << 30)
@@ -64,6 +64,7 @@ enum rs_result gguf_bad(const struct gguf_file *f, struct rs_error *err, enum rs
 
 size_t gguf_type_size(uint32_t type)
 {
+    /* clang-format off */
     switch (type) {
     case GGUF_U8: case GGUF_I8: case GGUF_BOOL: return 1;
     case GGUF_U16: case GGUF_I16: return 2;
@@ -71,6 +72,7 @@ size_t gguf_type_size(uint32_t type)
     case GGUF_U64: case GGUF_I64: case GGUF_F64: return 8;
     default: return 0;
     }
+    /* clang-format on */
 }
 
 static int shown(struct span s)
@@ -108,8 +110,7 @@ static enum rs_result take_string(struct cursor *c, uint64_t max, const char *wh
     if (len > left(c) || len > max)
         return gguf_bad(c->f, c->err, RS_EFORMAT, at, "%s%s%.*s%s has a string of %llu bytes, but %s %llu", what, who.len ? " \"" : "",
                         shown(who), who.s ? who.s : "", who.len ? "\"" : "", (unsigned long long)len,
-                        len > left(c) ? "the rest of the file has" : "the limit is",
-                        (unsigned long long)(len > left(c) ? left(c) : max));
+                        len > left(c) ? "the rest of the file has" : "the limit is", (unsigned long long)(len > left(c) ? left(c) : max));
     out->s = (const char *)c->f->map + c->pos;
     out->len = len;
     c->pos += len;
@@ -177,6 +178,7 @@ static bool is_key(struct span key, const char *name)
 static enum rs_result split_number(struct cursor *c, struct span key, uint32_t type, const uint8_t *v, uint64_t max, int64_t *out)
 {
     int64_t x = -1;
+    /* clang-format off */
     switch (type) {
     case GGUF_U8: x = v[0]; break;
     case GGUF_I8: x = (int8_t)v[0]; break;
@@ -189,6 +191,7 @@ static enum rs_result split_number(struct cursor *c, struct span key, uint32_t t
         return gguf_bad(c->f, c->err, RS_EFORMAT, (uint64_t)(v - c->f->map), "key \"%.*s\" is %s, not an integer", shown(key), key.s,
                         gguf_type_name(type));
     }
+    /* clang-format on */
     if (x < 0 || (uint64_t)x > max)
         return gguf_bad(c->f, c->err, RS_EFORMAT, (uint64_t)(v - c->f->map), "key \"%.*s\" is out of range", shown(key), key.s);
     *out = x;
@@ -308,8 +311,8 @@ static enum rs_result scan_start(struct cursor *c, struct gguf_file *f)
     f->n_tensors = gguf_ld64(p + 8);
     f->n_kv = gguf_ld64(p + 16);
     if (f->n_tensors > left(c) / GGUF_MIN_TENSOR || f->n_tensors > UINT32_MAX)
-        return gguf_bad(f, c->err, RS_EFORMAT, 8, "%llu tensors do not fit in the %llu bytes of the file",
-                        (unsigned long long)f->n_tensors, (unsigned long long)f->size);
+        return gguf_bad(f, c->err, RS_EFORMAT, 8, "%llu tensors do not fit in the %llu bytes of the file", (unsigned long long)f->n_tensors,
+                        (unsigned long long)f->size);
     if (f->n_kv > left(c) / GGUF_MIN_KV)
         return gguf_bad(f, c->err, RS_EFORMAT, 16, "%llu keys do not fit in the %llu bytes of the file", (unsigned long long)f->n_kv,
                         (unsigned long long)f->size);

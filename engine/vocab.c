@@ -251,10 +251,12 @@ static enum rs_result read_ends(struct vocab *v, const struct gguf *g, struct rs
 {
     static const char *const keys[] = {"tokenizer.ggml.eom_token_id", "tokenizer.ggml.fim_pad_token_id", "tokenizer.ggml.fim_rep_token_id",
                                        "tokenizer.ggml.fim_sep_token_id"};
+    /* clang-format off */
     static const char *const texts[] = {
         "<|endoftext|>", "<|eot_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<end_of_turn>", "<|return|>", "<|call|>",
         "<｜end▁of▁sentence｜>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>", "<|eom_id|>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>",
         "<PAD>", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<|file_sep|>", "<|user|>", "<|observation|>"};
+    /* clang-format on */
     enum { N_TEXTS = sizeof texts / sizeof *texts, N_GLM = 2 };
     int32_t id[6] = {-1, -1, -1, -1, v->eos, v->eot};
     for (int i = 0; i < 4; i++) {

@@ -27,8 +27,8 @@ uint32_t vocab_size(const struct vocab *v);
 /* The bytes that a token stands for (special tokens: their text), not NUL-terminated; a normal token may hold part of a character.
  * NULL for an id out of range. */
 const char *vocab_piece(const struct vocab *v, int32_t id, size_t *len);
-bool vocab_is_special(const struct vocab *v, int32_t id); /* control, unknown or unused: not part of an answer's text */
-bool vocab_is_eog(const struct vocab *v, int32_t id);     /* generation ends here; the token is not printed */
+bool vocab_is_special(const struct vocab *v, int32_t id);    /* control, unknown or unused: not part of an answer's text */
+bool vocab_is_eog(const struct vocab *v, int32_t id);        /* generation ends here; the token is not printed */
 int32_t vocab_find(const struct vocab *v, const char *text); /* the token whose bytes are exactly text, or -1 */
 
 int32_t vocab_bos(const struct vocab *v); /* these three: -1 when the file names none */

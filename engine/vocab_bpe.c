@@ -10,7 +10,7 @@
 enum { NO_RANK = -1, DEAD = -1 };
 
 struct bpe_symbol {
-    int32_t id; /* DEAD once it was merged into its left neighbour */
+    int32_t id;          /* DEAD once it was merged into its left neighbour */
     uint32_t prev, next; /* indices; UINT32_MAX at the ends */
 };
 
@@ -94,7 +94,10 @@ static enum rs_result read_merge(struct vocab *v, uint32_t rank, const char *s, 
     }
     if (left < 0 || right < 0 || result < 0)
         return error_set(err, RS_EFORMAT, "%s: key \"tokenizer.ggml.merges\": entry %u \"%.*s\": %s is not an ordinary token", path, rank,
-                         len < 60 ? (int)len : 60, s, left < 0 ? "its left part" : right < 0 ? "its right part" : "its result");
+                         len < 60 ? (int)len : 60, s,
+                         left < 0    ? "its left part"
+                         : right < 0 ? "its right part"
+                                     : "its result");
     add_merge(&v->merges, rank, left, right, result);
     return RS_OK;
 }

@@ -6,9 +6,11 @@
 #include "engine/vocab.h"
 
 /* Token types of the file format. */
+/* clang-format off */
 enum vocab_type {
     VOCAB_NORMAL = 1, VOCAB_UNKNOWN = 2, VOCAB_CONTROL = 3, VOCAB_USER = 4, VOCAB_UNUSED = 5, VOCAB_BYTE = 6,
 };
+/* clang-format on */
 
 /* Pre-tokenizer: a chain of regular expressions (vocab_pre.c). Immutable, shared by threads. */
 struct vocab_pre;
@@ -41,11 +43,11 @@ struct vocab_special { /* tokens that are matched as text, sorted by their bytes
 
 struct vocab {
     uint32_t n;
-    char *text;       /* bytes of all tokens */
-    uint32_t *at;     /* n + 1 offsets into text */
-    uint8_t *type;    /* enum vocab_type */
-    uint8_t *eog;     /* 1: ends generation */
-    uint32_t *slot;   /* hash of the tokens that merging may produce: id + 1, 0 is free */
+    char *text;     /* bytes of all tokens */
+    uint32_t *at;   /* n + 1 offsets into text */
+    uint8_t *type;  /* enum vocab_type */
+    uint8_t *eog;   /* 1: ends generation */
+    uint32_t *slot; /* hash of the tokens that merging may produce: id + 1, 0 is free */
     uint32_t mask;
     uint32_t longest; /* bytes of the longest token */
     int32_t byte_id[256];

@@ -30,6 +30,7 @@
 #define NOT_HAN_LOWER "[^\\p{Lu}\\p{Lt}\\p{N}\\p{P}\\p{S}\\p{Z}\\p{C}\\p{sc:Han}]"
 
 /* Cased letters as deepseek-llm lists them. */
+/* clang-format off */
 #define CASED \
     "A-Za-z\\x{B5}\\x{C0}-\\x{D6}\\x{D8}-\\x{F6}\\x{F8}-\\x{1BA}\\x{1BC}-\\x{1BF}\\x{1C4}-\\x{293}\\x{295}-\\x{2AF}\\x{370}-\\x{373}" \
     "\\x{376}\\x{377}\\x{37B}-\\x{37D}\\x{37F}\\x{386}\\x{388}-\\x{38A}\\x{38C}\\x{38E}-\\x{3A1}\\x{3A3}-\\x{3F5}\\x{3F7}-\\x{481}" \
@@ -43,6 +44,7 @@
     "\\x{A722}-\\x{A76F}\\x{A771}-\\x{A787}\\x{A78B}-\\x{A78E}\\x{AB70}-\\x{ABBF}\\x{FB00}-\\x{FB06}\\x{FB13}-\\x{FB17}" \
     "\\x{FF21}-\\x{FF3A}\\x{FF41}-\\x{FF5A}\\x{10400}-\\x{1044F}\\x{104B0}-\\x{104D3}\\x{104D8}-\\x{104FB}\\x{10C80}-\\x{10CB2}" \
     "\\x{10CC0}-\\x{10CF2}\\x{118A0}-\\x{118DF}\\x{1E900}-\\x{1E943}"
+/* clang-format on */
 
 enum { MAX_STEPS = 6 };
 
@@ -55,6 +57,7 @@ struct pre_def {
 
 #define GLM4 CONTRACTION "|" WORD_START "\\p{L}+|\\p{N}{1,3}|" MARKS_RUN "|" SPACES
 
+/* clang-format off */
 static const struct pre_def s_defs[] = {
     {"glm4", true, true, {GLM4}},
     {"chatglm-bpe", true, true, {GLM4}},
@@ -76,6 +79,7 @@ static const struct pre_def s_defs[] = {
         CONTRACTION "?|\\p{N}{1,3}|" MARKS_RUN "|" SPACES,
     }},
 };
+/* clang-format on */
 enum { N_DEFS = sizeof s_defs / sizeof *s_defs };
 
 struct vocab_pre {

@@ -12,7 +12,9 @@ struct gm {
     uint8_t *p;
     size_t n, cap;
     /* where numbers stand that a reader must not trust: counts, lengths, types, dims, offsets; bytes 4 or 8 */
-    struct { uint32_t at, bytes; } mark[GM_MAX_MARKS];
+    struct {
+        uint32_t at, bytes;
+    } mark[GM_MAX_MARKS];
     size_t n_marks;
 };
 
@@ -37,12 +39,15 @@ void gm_tensor(struct gm *m, const char *name, uint32_t n_dims, const uint64_t *
 bool gm_save(const struct gm *m, const char *path);
 
 /* The keys of a vocabulary: 256 byte tokens, then merges, then special tokens. */
+/* clang-format off */
 enum {
     GM_VOCAB_KEYS = 11, /* how many keys gm_vocab() writes */
     GM_MERGES = 6,
-    GM_HE = 256, GM_LL, GM_HELL, GM_HELLO, GM_SPACE_W, GM_LLO, GM_WHOLE, /* "he" "ll" "hell" "hello" " w" "llo" and " whole", which no merge makes */
+    GM_HE = 256, GM_LL, GM_HELL, GM_HELLO, GM_SPACE_W, GM_LLO, 
+    GM_WHOLE, /* "he" "ll" "hell" "hello" " w" "llo" and " whole", which no merge makes */
     GM_EOS, GM_USER, GM_ASSISTANT, GM_THINK, GM_UNUSED, GM_VOCAB_SIZE,
 };
+/* clang-format on */
 void gm_vocab(struct gm *m, const char *pre);
 
 #endif

@@ -97,9 +97,11 @@ static void fixture(struct gm *m)
 /* A value that has broken readers before. */
 static uint64_t nasty(size_t size)
 {
+    /* clang-format off */
     static const uint64_t fixed[] = {0, 1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 31, 64, 255, 256, 65535, 65536, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF,
                                      UINT64_C(1) << 32, UINT64_C(1) << 40, (UINT64_C(1) << 42) + 1, UINT64_C(1) << 60, UINT64_C(1) << 61,
                                      UINT64_C(1) << 62, INT64_MAX, UINT64_C(1) << 63, UINT64_MAX - 31, UINT64_MAX - 7, UINT64_MAX};
+    /* clang-format on */
     switch (rnd(4)) {
     case 0: return size - 64 + rnd(128);
     case 1: return rnd(1 << 20);
@@ -118,21 +120,17 @@ static void mutate_once(struct gm *m)
     size_t header = m->n - 608; /* the data at the end is just bytes */
     size_t at = rnd(rnd(4) == 0 ? 64 : header), n = 1 + rnd(64);
     switch (rnd(8)) {
-    case 0: /* one bit */
-        m->p[at] ^= (uint8_t)(1u << rnd(8));
-        break;
-    case 1: /* one byte */
-        m->p[at] = (uint8_t)rnd(256);
-        break;
-    case 2: case 3: case 4: { /* a number that means something */
+    case 0: /* one bit */ m->p[at] ^= (uint8_t)(1u << rnd(8)); break;
+    case 1: /* one byte */ m->p[at] = (uint8_t)rnd(256); break;
+    case 2:
+    case 3:
+    case 4: { /* a number that means something */
         size_t k = rnd(m->n_marks);
         if (m->mark[k].at < m->n)
             poke(m, m->mark[k].at, m->mark[k].bytes, nasty(m->n));
         break;
     }
-    case 5: /* eight bytes anywhere */
-        poke(m, at, 8, nasty(m->n));
-        break;
+    case 5: /* eight bytes anywhere */ poke(m, at, 8, nasty(m->n)); break;
     case 6: /* copy a range over another */
         if (at + n < header) {
             size_t to = rnd(header - n);

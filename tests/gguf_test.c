@@ -95,9 +95,11 @@ static void check_values(const struct gguf *g)
     tap_ok(gguf_dup_str(g, "general.architecture", &s, NULL, &err) == RS_OK && strcmp(s, "glm-dsa") == 0, "a string");
     free(s);
     tap_ok(gguf_get_array(g, "t.words", GGUF_WANT_STR, &words, NULL, &err) == RS_OK && words.count == 3 &&
-               memcmp(gguf_array_str(&words, 2, &len), "three", 5) == 0 && len == 5 && memcmp(gguf_array_str(&words, 0, &len), "one", 3) == 0 &&
-               gguf_array_str(&words, 1, &len) != NULL && len == 0, "an array of strings, in any order");
-    tap_ok(gguf_get_array(g, "t.layers", GGUF_WANT_INT, &layers, NULL, &err) == RS_OK && gguf_array_i64(&layers, 2) == 6, "an array of i32");
+               memcmp(gguf_array_str(&words, 2, &len), "three", 5) == 0 && len == 5 &&
+               memcmp(gguf_array_str(&words, 0, &len), "one", 3) == 0 && gguf_array_str(&words, 1, &len) != NULL && len == 0,
+           "an array of strings, in any order");
+    tap_ok(gguf_get_array(g, "t.layers", GGUF_WANT_INT, &layers, NULL, &err) == RS_OK && gguf_array_i64(&layers, 2) == 6,
+           "an array of i32");
     tap_ok(gguf_get_u32s(g, "t.layers", u3, 3, NULL, &err) == RS_OK && u3[0] == 4 && u3[2] == 6, "one number per layer");
     tap_ok(gguf_get_u32s(g, "t.u8", u3, 3, NULL, &err) == RS_OK && u3[0] == 200 && u3[2] == 200, "one number for all layers");
     tap_ok(gguf_get_u32(g, "absent", &u, &found, &err) == RS_OK && !found, "an absent optional key");
@@ -124,18 +126,29 @@ static void check_confusion(const struct gguf *g)
     refused(gguf_get_u32(g, "t.u64", &u, NULL, &err), RS_EFORMAT, &err, "out of range", "a large number is not read as u32");
     refused(gguf_get_f32(g, "t.u8", &f, NULL, &err), RS_EFORMAT, &err, "should be f32", "u8 is not read as f32");
     refused(gguf_get_bool(g, "t.u8", &b, NULL, &err), RS_EFORMAT, &err, "should be bool", "u8 is not read as bool");
-    refused(gguf_get_str(g, "t.words", &s, &len, NULL, &err), RS_EFORMAT, &err, "(array of str) should be a string", "an array is not read as a string");
+    refused(gguf_get_str(g, "t.words", &s, &len, NULL, &err), RS_EFORMAT, &err, "(array of str) should be a string",
+            "an array is not read as a string");
     refused(gguf_get_array(g, "t.layers", GGUF_WANT_F32, &a, NULL, &err), RS_EFORMAT, &err, "array of f32", "i32s are not read as f32s");
-    refused(gguf_get_array(g, "t.words", GGUF_WANT_INT, &a, NULL, &err), RS_EFORMAT, &err, "array of integers", "strings are not read as integers");
-    refused(gguf_get_array(g, "t.u8", GGUF_WANT_INT, &a, NULL, &err), RS_EFORMAT, &err, "array of integers", "a scalar is not read as an array");
-    refused(gguf_get_u32s(g, "t.layers", u2, 2, NULL, &err), RS_EFORMAT, &err, "one entry per layer", "a per-layer array of another length");
+    refused(gguf_get_array(g, "t.words", GGUF_WANT_INT, &a, NULL, &err), RS_EFORMAT, &err, "array of integers",
+            "strings are not read as integers");
+    refused(gguf_get_array(g, "t.u8", GGUF_WANT_INT, &a, NULL, &err), RS_EFORMAT, &err, "array of integers",
+            "a scalar is not read as an array");
+    refused(gguf_get_u32s(g, "t.layers", u2, 2, NULL, &err), RS_EFORMAT, &err, "one entry per layer",
+            "a per-layer array of another length");
 }
 
 static void check_listing(const struct gguf *g)
 {
-    static const struct { size_t i; const char *key, *value; } want[] = {
-        {0, "general.architecture", "glm-dsa"}, {3, "t.i8", "-7"}, {7, "t.f32", "1.5"}, {8, "t.bool", "true"}, {9, "t.u64", "1099511627776"},
-        {12, "t.words", "3 str: one  three"}, {13, "t.layers", "3 i32: 4 5 6"}};
+    static const struct {
+        size_t i;
+        const char *key, *value;
+    } want[] = {{0, "general.architecture", "glm-dsa"},
+                {3, "t.i8", "-7"},
+                {7, "t.f32", "1.5"},
+                {8, "t.bool", "true"},
+                {9, "t.u64", "1099511627776"},
+                {12, "t.words", "3 str: one  three"},
+                {13, "t.layers", "3 i32: 4 5 6"}};
     char buf[64], tiny[4];
     for (size_t k = 0; k < sizeof want / sizeof *want; k++) {
         struct gguf_kv kv = gguf_kv_at(g, want[k].i);
@@ -174,9 +187,14 @@ static void test_good(void)
 
 static void test_fixtures(void)
 {
-    static const struct { const char *file; size_t tensors, keys; } want[] = {
-        {"models/tiny-glm5-q4.gguf", 163, 51}, {"tests/golden/fixture-dsa.gguf", 67, 39}, {"tests/golden/fixture-flash.gguf", 52, 36},
-        {"tests/golden/fixture-kquant.gguf", 44, 39}, {"tests/golden/fixture-v2lite.gguf", 41, 37}};
+    static const struct {
+        const char *file;
+        size_t tensors, keys;
+    } want[] = {{"models/tiny-glm5-q4.gguf", 163, 51},
+                {"tests/golden/fixture-dsa.gguf", 67, 39},
+                {"tests/golden/fixture-flash.gguf", 52, 36},
+                {"tests/golden/fixture-kquant.gguf", 44, 39},
+                {"tests/golden/fixture-v2lite.gguf", 41, 37}};
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         struct gguf *g = NULL;
         struct rs_error err = {0};
@@ -220,6 +238,7 @@ static void two(struct gm *m, const char *second, uint64_t offset)
     gm_zero(m, 64);
 }
 
+/* clang-format off */
 static void b_magic(struct gm *m) { gm_raw(m, "PK\3\4 some archive, not a model", 30); }
 static void b_zero(struct gm *m) { gm_zero(m, 4096); }
 static void b_lfs(struct gm *m) { gm_raw(m, "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", 56); }
@@ -369,6 +388,7 @@ static const struct bad {
     {"a shard number beyond the count", b_split_order, RS_EFORMAT, "\"split.no\" is 2, but \"split.count\" is 2"},
 };
 
+/* clang-format on */
 /* One line, names the file, no control bytes, nothing left behind in *out. */
 static void check_bad(const char *path, enum rs_result code, const char *part, const char *name)
 {
@@ -435,7 +455,7 @@ static void test_truncated(void)
 
 struct shard {
     uint16_t no, count;
-    int32_t tensors; /* split.tensors.count; -1: leave the key out */
+    int32_t tensors;  /* split.tensors.count; -1: leave the key out */
     const char *name; /* of its one tensor; NULL: it has none */
 };
 
@@ -476,8 +496,10 @@ static void check_set(const char *file)
         return;
     }
     const struct gguf_tensor *a = gguf_find_tensor(g, "a"), *b = gguf_find_tensor(g, "b");
-    tap_ok(gguf_n_files(g) == 3 && gguf_n_tensors(g) == 2 && strstr(gguf_path(g, 2), "m-00003-of-00003.gguf") != NULL, "three files, two tensors");
-    tap_ok(a != NULL && a->file == 2 && a->ordinal == 1 && a->data[0] == 2 && b != NULL && b->file == 1 && b->ordinal == 0 && b->data[0] == 1,
+    tap_ok(gguf_n_files(g) == 3 && gguf_n_tensors(g) == 2 && strstr(gguf_path(g, 2), "m-00003-of-00003.gguf") != NULL,
+           "three files, two tensors");
+    tap_ok(a != NULL && a->file == 2 && a->ordinal == 1 && a->data[0] == 2 && b != NULL && b->file == 1 && b->ordinal == 0 &&
+               b->data[0] == 1,
            "tensors know their file and order");
     tap_ok(gguf_get_str(g, "general.architecture", &arch, &len, NULL, &err) == RS_OK && len == 5 && memcmp(arch, "first", 5) == 0,
            "the first shard speaks for the model");

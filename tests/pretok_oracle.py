@@ -43,19 +43,20 @@ PUBLISHED = {
 }
 
 CORPUS = [
-    "", " ", "  ", "a", "Hello, world!", " leading", "trailing ", "trailing  ", "two  spaces", "three   spaces", "a\tb\t\tc", "a\n", "\na", "a\n\nb",
-    "a \n b", "a\r\nb", "a\r\n\r\n  b", " \n \n x", "\n \n", " \t\n\t x", "x \n", "x\n  ", "\r\r\n", "a\u00a0b", "\u3000全角\u3000 x", "a\u2028b\u2029c",
-    "a\x0bb\x0cc", "\x85x", "a\u180eb", "a\u200bb", "\ufeffbom", "\x00\x01\x02", "a\x00b",
-    "don't we'll I'M they'RE you'Ve he'D '", "'s 't 're 've 'm 'll 'd", "it'ſ", "rock'n'roll ''quoted''", "'sun 'tis 'remain", "ALL'S WELL'll",
-    "1", "12", "123", "1234", "1234567", "3.14", "1,000,000.00", " 42", "x1y22z333w4444", "٣٤٥٦٧", "½²Ⅷ①", "1st 2nd", "12ab34", "０１２３４",
-    "你好，世界！", "日本語テキスト", "カタカナ ひらがな 漢字", "中文abc中文123", "한국어 텍스트", "漢字かな交じり文 and English", "々〆〇〻", "𠀀𠮷野家", "ー・ヽ",
-    "Привет мир", "العربية والإنجليزية", "हिन्दी में", "ไทยภาษา", "ελληνικά", "ՀԱՅԵՐԵՆ հայերեն", "ქართული", "ꭰꮿ Ꭰᏽ", "ǅ ǈ", "ﬁ ﬂ ﬀ", "ªº", "ʰʷ",
-    "camelCase", "PascalCaseHTTPServer", "snake_case", "SCREAMING_SNAKE", "iPhone", "McDonald's", "HTML5", "aB", "Ab", "AB", "ABc", "aBC", "aBcD's",
-    "naïve café e\u0301 n\u0303", "\u0301x", " \u0301", "a\u0301\u0302b", "z\u20dd", "A\u0301B", "\u0301\u0301",
-    "x=(a+b)*c[0]; // code", "if (a != b) {\n\treturn;\n}\n", "#include <stdio.h>\n\n\nint", "http://a.b/c?d=e&f=g#h", "a@b.c", "C:\\dir\\file", "...!!!",
-    "---\n---\n", "-->\n\n", "$100 €5 £3 ¥7", "+-*/ ±×÷", "_a__b", "@user #tag", "`code` ~x~ ^y^ |z|", "\"quote\" 'single' “curly” ‘curly’", "…—–", "！？；：",
-    "🐙 🙂👩‍💻", "👍🏽", "🇩🇪🇫🇷", "a🙂b", " 🙂", "☃\n\n", "©®™", "\ue000\U000f0000", "\U0001d400\U0001d7ce", "\U00010400x", "\u2126\u212a\u212b",
-    "\u212a's it\u212a", "end.  \n\n  Next", "tab\tand\nnewline\r\n\r\n  indent", "a  b   c    d", "　。、", "x　。y", "a\u0378b", "  \n  \n  a", "\t\t\tif x:\n",
+    "", " ", "  ", "a", "Hello, world!", " leading", "trailing ", "trailing  ", "two  spaces", "three   spaces", "a\tb\t\tc", "a\n",
+    "\na", "a\n\nb", "a \n b", "a\r\nb", "a\r\n\r\n  b", " \n \n x", "\n \n", " \t\n\t x", "x \n", "x\n  ", "\r\r\n", "a\u00a0b",
+    "\u3000全角\u3000 x", "a\u2028b\u2029c", "a\x0bb\x0cc", "\x85x", "a\u180eb", "a\u200bb", "\ufeffbom", "\x00\x01\x02", "a\x00b",
+    "don't we'll I'M they'RE you'Ve he'D '", "'s 't 're 've 'm 'll 'd", "it'ſ", "rock'n'roll ''quoted''", "'sun 'tis 'remain",
+    "ALL'S WELL'll", "1", "12", "123", "1234", "1234567", "3.14", "1,000,000.00", " 42", "x1y22z333w4444", "٣٤٥٦٧", "½²Ⅷ①", "1st 2nd",
+    "12ab34", "０１２３４", "你好，世界！", "日本語テキスト", "カタカナ ひらがな 漢字", "中文abc中文123", "한국어 텍스트", "漢字かな交じり文 and English", "々〆〇〻", "𠀀𠮷野家", "ー・ヽ",
+    "Привет мир", "العربية والإنجليزية", "हिन्दी में", "ไทยภาษา", "ελληνικά", "ՀԱՅԵՐԵՆ հայերեն", "ქართული", "ꭰꮿ Ꭰᏽ", "ǅ ǈ", "ﬁ ﬂ ﬀ", "ªº",
+    "ʰʷ", "camelCase", "PascalCaseHTTPServer", "snake_case", "SCREAMING_SNAKE", "iPhone", "McDonald's", "HTML5", "aB", "Ab", "AB", "ABc",
+    "aBC", "aBcD's", "naïve café e\u0301 n\u0303", "\u0301x", " \u0301", "a\u0301\u0302b", "z\u20dd", "A\u0301B", "\u0301\u0301",
+    "x=(a+b)*c[0]; // code", "if (a != b) {\n\treturn;\n}\n", "#include <stdio.h>\n\n\nint", "http://a.b/c?d=e&f=g#h", "a@b.c",
+    "C:\\dir\\file", "...!!!", "---\n---\n", "-->\n\n", "$100 €5 £3 ¥7", "+-*/ ±×÷", "_a__b", "@user #tag", "`code` ~x~ ^y^ |z|",
+    "\"quote\" 'single' “curly” ‘curly’", "…—–", "！？；：", "🐙 🙂👩‍💻", "👍🏽", "🇩🇪🇫🇷", "a🙂b", " 🙂", "☃\n\n", "©®™", "\ue000\U000f0000",
+    "\U0001d400\U0001d7ce", "\U00010400x", "\u2126\u212a\u212b", "\u212a's it\u212a", "end.  \n\n  Next",
+    "tab\tand\nnewline\r\n\r\n  indent", "a  b   c    d", "　。、", "x　。y", "a\u0378b", "  \n  \n  a", "\t\t\tif x:\n",
 ]
 
 

@@ -47,20 +47,21 @@ static lua_State *open_lua(void)
 }
 
 /* A small driver on the Lua side: render one conversation and hand the segments out. */
-static const char s_driver[] =
-    "local templates = require 'templates'\n"
-    "local t, how = templates.choose(source, { arch = 'glm-dsa', pre = 'glm4', context = 2048 })\n"
-    "chosen = t.name .. ' by ' .. how\n"
-    "function render(thinking, ...)\n"
-    "  local messages, parts = {}, { ... }\n"
-    "  for i = 1, #parts, 2 do messages[#messages + 1] = { role = parts[i], content = parts[i + 1] } end\n"
-    "  return templates.render(t, messages, { enable_thinking = thinking, source = source })\n"
-    "end\n";
+static const char s_driver[] = "local templates = require 'templates'\n"
+                               "local t, how = templates.choose(source, { arch = 'glm-dsa', pre = 'glm4', context = 2048 })\n"
+                               "chosen = t.name .. ' by ' .. how\n"
+                               "function render(thinking, ...)\n"
+                               "  local messages, parts = {}, { ... }\n"
+                               "  for i = 1, #parts, 2 do messages[#messages + 1] = { role = parts[i], content = parts[i + 1] } end\n"
+                               "  return templates.render(t, messages, { enable_thinking = thinking, source = source })\n"
+                               "end\n";
 
 /* Push the roles and texts of a rendered prompt, read back from its marks; returns how many values. */
 static int push_messages(lua_State *L, const char *text, bool *thinking)
 {
-    static const struct { const char *mark, *role; } marks[] = {
+    static const struct {
+        const char *mark, *role;
+    } marks[] = {
         {"<|system|>", "system"}, {"<|user|>", "user"}, {"<|assistant|></think>", "assistant"}, {"<|assistant|><think>", "assistant"}};
     int n = 0;
     text += strlen("[gMASK]<sop>");
@@ -179,7 +180,8 @@ static void test_shipped(lua_State *L)
     tap_eq_str(lua_tostring(L, -1), "glm5 by file", "the shipped model's own template is recognised");
     json_t *all = json_load_file(tap_source("tests/golden/golden-tiny.json"), 0, &e), *row;
     size_t i, good = 0;
-    json_array_foreach(json_object_get(all, "prompts"), i, row) {
+    json_array_foreach(json_object_get(all, "prompts"), i, row)
+    {
         bool same = check_prompt(L, v, row);
         good += same;
         if (!same)

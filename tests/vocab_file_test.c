@@ -55,7 +55,7 @@ static void encodes(const struct vocab *v, const char *text, bool special, const
 
 /* In the made vocabulary the token of a byte is the byte. */
 #define B(c) ((int32_t)(unsigned char)(c))
-#define ENCODES(v, text, special, name, ...) \
+#define ENCODES(v, text, special, name, ...)                                                                                               \
     encodes(v, text, special, (const int32_t[]){__VA_ARGS__}, sizeof((const int32_t[]){__VA_ARGS__}) / 4, name)
 
 static void test_merges(void)
@@ -122,6 +122,7 @@ static void poke(struct gm *m, const char *key, size_t skip, uint32_t x)
         p[i] = (uint8_t)(x >> 8 * i);
 }
 
+/* clang-format off */
 static void r_model_missing(struct gm *m) { swap(m, "tokenizer.ggml.model", "tokenizer.ggml.modem"); }
 static void r_model(struct gm *m) { swap(m, "gpt2", "spm2"); }
 static void r_pre_missing(struct gm *m) { swap(m, "tokenizer.ggml.pre", "tokenizer.ggml.prx"); }
@@ -146,7 +147,8 @@ static const struct {
     {"no tokenizer.ggml.model", r_model_missing, RS_EFORMAT, "key \"tokenizer.ggml.model\" is missing"},
     {"another tokenizer model", r_model, RS_EUNSUPPORTED, "is \"spm2\"; only gpt2"},
     {"no tokenizer.ggml.pre", r_pre_missing, RS_EFORMAT, "key \"tokenizer.ggml.pre\" is missing"},
-    {"an unknown pre-tokenizer", r_pre, RS_EUNSUPPORTED, "\"glm9\" is not known; the known ones are glm4, chatglm-bpe, deepseek-v3, deepseek-llm, kimi-k2"},
+    {"an unknown pre-tokenizer", r_pre, RS_EUNSUPPORTED,
+     "\"glm9\" is not known; the known ones are glm4, chatglm-bpe, deepseek-v3, deepseek-llm, kimi-k2"},
     {"no tokens", r_tokens_missing, RS_EFORMAT, "key \"tokenizer.ggml.tokens\" is missing"},
     {"no token types", r_types_missing, RS_EFORMAT, "key \"tokenizer.ggml.token_type\" is missing"},
     {"token types that are f32", r_types_f32, RS_EFORMAT, "token_type\" (array of f32) should be an array of integers"},
@@ -159,6 +161,7 @@ static const struct {
     {"an id that is f32", r_eos_type, RS_EFORMAT, "eos_token_id\" (f32) should be an integer"},
 };
 
+/* clang-format on */
 static void test_refused(void)
 {
     for (size_t i = 0; i < sizeof s_refused / sizeof *s_refused; i++) {
@@ -201,7 +204,8 @@ static void test_notes(void)
     memmove(find(&m, "hellohe") + 5, find(&m, "hellohe") + 7, m.n - (size_t)(find(&m, "hellohe") + 7 - m.p));
     m.n -= 2;
     v = open_made(&m, &r, &err);
-    tap_ok(v != NULL && vocab_find(v, "hello") == GM_HELLO && vocab_note(v, 0) != NULL, "of two tokens with one text the first is used, and it is noted");
+    tap_ok(v != NULL && vocab_find(v, "hello") == GM_HELLO && vocab_note(v, 0) != NULL,
+           "of two tokens with one text the first is used, and it is noted");
     vocab_close(v);
 }
 

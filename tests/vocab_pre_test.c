@@ -27,8 +27,7 @@ static int serve(void)
     json_error_t e;
     json_t *jobs = json_loadf(stdin, JSON_ALLOW_NUL, &e), *out = json_array(), *job;
     size_t i;
-    json_array_foreach(jobs, i, job)
-        json_array_append_new(out, split(json_string_value(json_array_get(job, 0)), json_array_get(job, 1)));
+    json_array_foreach(jobs, i, job) json_array_append_new(out, split(json_string_value(json_array_get(job, 0)), json_array_get(job, 1)));
     json_dumpf(out, stdout, JSON_COMPACT);
     json_decref(out);
     json_decref(jobs);
@@ -43,7 +42,8 @@ static void test_corpus(void)
     for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
         json_t *rows = json_object_get(all, k == 1 ? "glm4" : names[k]);
         size_t i, good = 0;
-        json_array_foreach(rows, i, row) {
+        json_array_foreach(rows, i, row)
+        {
             json_t *got = split(names[k], json_array_get(row, 0));
             if (json_equal(got, json_array_get(row, 1))) {
                 good++;
@@ -66,13 +66,15 @@ static void test_unknown(void)
     struct rs_error err = {0};
     tap_eq_int(vocab_pre_split("llama-bpe", "x", 1, &ends, &n, &err), RS_EUNSUPPORTED, "an unknown pre-tokenizer is refused");
     tap_ok(strstr(err.msg, "llama-bpe") && strstr(err.msg, "glm4") && strstr(err.msg, "deepseek-v3") && strstr(err.msg, "deepseek-llm") &&
-               strstr(err.msg, "kimi-k2"), "and the known ones are named");
+               strstr(err.msg, "kimi-k2"),
+           "and the known ones are named");
 }
 
 /* Bytes that are not UTF-8 become pieces of their own and do not disturb what is around them. */
 static void test_bad_bytes(void)
 {
-    static const char text[] = "ab \xFF\xFE cd\xE4\xBD" "7";
+    static const char text[] = "ab \xFF\xFE cd\xE4\xBD"
+                               "7";
     static const size_t want[] = {2, 3, 5, 8, 10, 11};
     size_t *ends = NULL, n = 0;
     struct rs_error err = {0};

@@ -57,7 +57,8 @@ static void test_golden(void)
 {
     json_t *all = load("tests/golden/golden-tokenizer.json"), *g;
     size_t i, good = 0, back_good = 0;
-    json_array_foreach(all, i, g) {
+    json_array_foreach(all, i, g)
+    {
         json_t *text = json_object_get(g, "text");
         const struct vocab_segment seg = {json_string_value(text), json_string_length(text), true};
         int32_t *ids;
@@ -84,7 +85,8 @@ static void test_prompts(void)
 {
     json_t *all = load("tests/golden/golden-tiny.json"), *g;
     size_t i, good = 0, texts = 0;
-    json_array_foreach(json_object_get(all, "prompts"), i, g) {
+    json_array_foreach(json_object_get(all, "prompts"), i, g)
+    {
         const char *text = json_string_value(json_object_get(g, "text"));
         const struct vocab_segment seg = {text, strlen(text), true};
         int32_t *ids, answer[256];
@@ -148,7 +150,8 @@ static void test_trust(void)
     tap_eq_int((long long)special, 0, "nothing is joined across a segment boundary");
     free(ids);
 
-    const struct vocab_segment chat[] = {{"[gMASK]<sop><|user|>", 20, true}, {"What is 23 + 45?", 16, false}, {"<|assistant|></think>", 21, true}};
+    const struct vocab_segment chat[] = {
+        {"[gMASK]<sop><|user|>", 20, true}, {"What is 23 + 45?", 16, false}, {"<|assistant|></think>", 21, true}};
     static const int32_t want[] = {2034, 2036, 2039, 290, 262, 220, 1094, 469, 220, 1107, 30, 2040, 2043};
     n = encode(chat, 3, &ids);
     tap_ok(n == 13 && memcmp(ids, want, sizeof want) == 0, "a rendered chat gives the reference ids");
@@ -235,7 +238,11 @@ static void test_stream(void)
 #define FFFD "\xEF\xBF\xBD"
     stream_case("characters of 1 to 4 bytes", "a\xC3\xA9\xE4\xBD\xA0\xF0\x9F\x90\x99z", "a\xC3\xA9\xE4\xBD\xA0\xF0\x9F\x90\x99z");
     stream_case("an unfinished end", "a\xF0\x9F\x90", "a" FFFD);
-    stream_case("a broken character before a good one", "\xF0\x9F\xC3\xA9" "b", FFFD "\xC3\xA9" "b");
+    stream_case("a broken character before a good one",
+                "\xF0\x9F\xC3\xA9"
+                "b",
+                FFFD "\xC3\xA9"
+                     "b");
     stream_case("a lone continuation byte", "\x80x", FFFD "x");
     stream_case("overlong, surrogate, too large", "\xC0\xAF\xED\xA0\x80\xF4\x90\x80\x80", FFFD FFFD FFFD FFFD FFFD FFFD FFFD FFFD FFFD);
     stream_case("a beginning broken by ASCII", "\xE4\xBDq", FFFD "q");
@@ -255,9 +262,20 @@ static void test_stream(void)
 static void test_long(void)
 {
     enum { MB = 1 << 20 };
-    static const struct { const char *name; const char *unit; } runs[] = {
-        {"a", "a"}, {"space", " "}, {"digit", "7"}, {"newline", "\n"}, {"space and newline", " \n"}, {"punctuation", "!"}, {"<", "<"},
-        {"NUL-like control", "\x01"}, {"Han", "\xE4\xBD\xA0"}, {"bad byte", "\xFF"}, {"he", "he"}};
+    static const struct {
+        const char *name;
+        const char *unit;
+    } runs[] = {{"a", "a"},
+                {"space", " "},
+                {"digit", "7"},
+                {"newline", "\n"},
+                {"space and newline", " \n"},
+                {"punctuation", "!"},
+                {"<", "<"},
+                {"NUL-like control", "\x01"},
+                {"Han", "\xE4\xBD\xA0"},
+                {"bad byte", "\xFF"},
+                {"he", "he"}};
     char *text = malloc(MB);
     for (size_t k = 0; k < sizeof runs / sizeof *runs; k++) {
         size_t unit = strlen(runs[k].unit), n_bytes = MB / unit * unit, n_out = 0, len;

@@ -8,9 +8,10 @@
 --   think_open, think_close  marks around a thought in the model's output; absent when it has none
 --   stop              texts of the tokens that end an answer
 --
--- messages: { {role="system"|"user"|"assistant"|"tool", content=text or list of parts, reasoning=, tool_calls=, tool_call_id=, name=}, ... }
--- opts: enable_thinking (nil: the template's default), add_generation_prompt (default true), tools (values or JSON texts), reasoning_effort,
---   clear_thinking, source (the template of the model file, for details that differ between files)
+-- messages: { {role="system"|"user"|"assistant"|"tool", content=text or list of parts,
+--   reasoning=, tool_calls=, tool_call_id=, name=}, ... }
+-- opts: enable_thinking (nil: the template's default), add_generation_prompt (default true), tools (values or JSON texts),
+--   reasoning_effort, clear_thinking, source (the template of the model file, for details that differ between files)
 
 local M = {}
 
@@ -81,7 +82,9 @@ local function check_messages(messages)
     if type(messages) ~= "table" then error("messages: a list is expected", 0) end
     for i, m in ipairs(messages) do
         if type(m) ~= "table" then error(("messages[%d]: a table is expected, got %s"):format(i, type(m)), 0) end
-        if not ROLES[m.role] then error(("messages[%d].role: system, user, assistant or tool is expected, got %s"):format(i, tostring(m.role)), 0) end
+        if not ROLES[m.role] then
+            error(("messages[%d].role: system, user, assistant or tool is expected, got %s"):format(i, tostring(m.role)), 0)
+        end
         local kind = type(m.content)
         if kind ~= "string" and kind ~= "table" and kind ~= "nil" then
             error(("messages[%d].content: a text or a list of parts is expected, got %s"):format(i, kind), 0)
