@@ -1,7 +1,7 @@
 /* Damaged files: many mutants of a small model file are opened, and the accepted ones used. Nothing may crash, every refusal is one clear
  * line, and no allocation may grow past what the file's own size justifies (counted by wrapping the allocator at link time).
  *
- *   gguf_mutate [MUTANTS [SEED]]     2000 mutants of seed 1; mutant number k of a seed is always the same bytes */
+ *   gguf_mutate [MUTANTS [SEED]]     2000 mutants (RANKSCOPE_LONG=1: 200000) of seed 1; number k of a seed is always the same bytes */
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -254,7 +254,11 @@ static void try_mutant(const char *path, size_t size, uint64_t number, struct ta
 
 int main(int argc, char **argv)
 {
-    uint64_t mutants = argc > 1 ? strtoull(argv[1], NULL, 10) : 2000, seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    uint64_t mutants = getenv("RANKSCOPE_LONG") != NULL ? 200000 : 2000, seed = 1;
+    if (argc > 1)
+        mutants = strtoull(argv[1], NULL, 10);
+    if (argc > 2)
+        seed = strtoull(argv[2], NULL, 10);
     char path[4096];
     struct gm good = {0}, m = {0};
     struct tally t = {0}, whole = {0};
