@@ -24,6 +24,9 @@ enum rs_result chat_again(struct con *con, struct rs_error *err);
 /* Follow the stream of an attached session: show what there is of it and wait for the rest. */
 enum rs_result chat_follow(struct con *con, uint32_t stream, struct rs_error *err);
 
+/* Go on with a conversation that the engine holds: show what was said, follow an answer that runs. */
+enum rs_result chat_attach(struct con *con, json_int_t session, struct rs_error *err);
+
 /* Keep the conversation in the engine's session store, so that another console can go on with it. */
 enum rs_result chat_keep(struct con *con, struct rs_error *err);
 

@@ -4,11 +4,15 @@
 
 #include "console/cmd.h"
 
+extern const struct cmd_entry cmd_attach_entry;
 extern const struct cmd_entry cmd_audit_entry;
 extern const struct cmd_entry cmd_chat_entry;
+extern const struct cmd_entry cmd_engine_entry;
 extern const struct cmd_entry cmd_logits_entry;
 extern const struct cmd_entry cmd_man_entry;
 extern const struct cmd_entry cmd_perplexity_entry;
+extern const struct cmd_entry cmd_ps_entry;
+extern const struct cmd_entry cmd_stop_entry;
 extern const struct cmd_entry cmd_tokens_entry;
 extern const struct cmd_entry cmd_version_entry;
 

@@ -18,6 +18,7 @@ static const struct opt s_options[] = {
     {.name = "think", .type = OPT_FLAG, .help = "let the model think first; without --think and --no-think its template decides"},
     {.name = "no-think", .type = OPT_FLAG, .help = "have it answer at once"},
     {.name = "chat-template", .type = OPT_FILE, .arg = "FILE.lua", .help = "use this template instead of the one that fits the model"},
+    {.name = "apart", .type = OPT_FLAG, .help = "run the engine as a process of its own, which goes on when the terminal is lost"},
     {0},
 };
 
@@ -55,7 +56,9 @@ static enum exit_status exec_repl(const struct cmd_entry *self, const struct opt
         return cmd_usage(self, "--think and --no-think exclude each other");
     if (v->n_args > 0 && opt_set(v, "model"))
         return cmd_usage(self, "name the model once");
-    enum exit_status status = oneshot_start(&s, self, v, v->n_args > 0 ? v->args[0] : NULL);
+    const char *path = v->n_args > 0 ? v->args[0] : NULL;
+    bool apart = terminal && opt_set(v, "apart");
+    enum exit_status status = apart ? oneshot_start_apart(&s, self, v, path) : oneshot_start(&s, self, v, path);
     if (status != EXIT_OK)
         return status;
     if (take_options(&s.con, v, &err) != RS_OK)
@@ -64,7 +67,7 @@ static enum exit_status exec_repl(const struct cmd_entry *self, const struct opt
     s.out.notes_on_data = !terminal;
     if (terminal)
         banner(&s.con);
-    status = terminal ? repl_terminal(&s.con) : repl_batch(&s.con, STDIN_FILENO);
+    status = terminal ? repl_terminal(&s.con, 0) : repl_batch(&s.con, STDIN_FILENO, 0);
     return oneshot_end(&s, status);
 }
 

@@ -30,6 +30,8 @@ static void drop_template(struct con *con)
 
 void con_fini(struct con *con)
 {
+    if (con->stop_engine && con->engine != NULL && !con->lost)
+        con_request(con, "stop", NULL, NULL, NULL);
     rs_engine_close(con->engine);
     drop_template(con);
     json_decref(con->info);
@@ -39,6 +41,7 @@ void con_fini(struct con *con)
     json_decref(con->await_json);
     free(con->await_blob);
     free(con->template_file);
+    free(con->engine_name);
     conv_fini(&con->conv);
     chat_fini(&con->answer);
     *con = (struct con){0};
@@ -47,9 +50,13 @@ void con_fini(struct con *con)
 enum rs_result con_start_local(struct con *con, const struct rs_local_params *params, struct rs_error *err)
 {
     enum rs_result r = rs_engine_local(params, &con->engine, err);
-    if (r != RS_OK)
-        return r;
-    return con_request(con, "hello", json_pack("{s:i, s:s, s:b}", "protocol", RS_PROTOCOL, "client", "console", "control", 1), NULL, err);
+    return r == RS_OK ? con_hello(con, NULL, err) : r;
+}
+
+enum rs_result con_hello(struct con *con, json_t **reply, struct rs_error *err)
+{
+    json_t *args = json_pack("{s:i, s:s, s:b}", "protocol", RS_PROTOCOL, "client", "console", "control", 1);
+    return con_request(con, "hello", args, reply, err);
 }
 
 unsigned con_wait_plain(struct con *con, void *ctx, int timeout_ms)
@@ -137,10 +144,12 @@ static void take_lost(struct con *con, const json_t *lost)
     if (con->lost)
         return;
     con->lost = true;
+    bool answering = con->answer.running;
     chat_lost(con);
     const char *last = js_str(lost, "last", "");
-    out_error(con->out, "the engine is gone: %s%s%s", js_str(lost, "reason", "it closed the connection"), *last != '\0' ? "; last: " : "",
-              last);
+    out_error(con->out, "the engine is gone: %s%s%s%s", js_str(lost, "reason", "it closed the connection"), *last != '\0' ? "; last: " : "",
+              last, answering ? "; it was answering" : "");
+    out_str(con->out, OUT_NOTE, "the conversation is kept here; /restart starts a new engine and goes on with it\n");
 }
 
 static void con_event(struct con *con, const struct rs_event *ev)

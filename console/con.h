@@ -48,6 +48,10 @@ struct con_answer {
 struct con {
     struct out *out;
     struct rs_engine *engine; /* NULL: none */
+    bool remote;              /* it is a process of its own, called engine_name */
+    char *engine_name;
+    bool stop_engine;              /* leaving the console ends it: this console started it */
+    struct rs_local_params params; /* how it was started, to start it again; isa is borrowed */
     con_wait_fn wait;
     void *wait_ctx;
     bool patient; /* a first Ctrl-C during a request only says what is waited for (REPL); else it ends the wait */
@@ -85,6 +89,9 @@ void con_fini(struct con *con);
 
 /* An engine inside this process; con owns it from now on. */
 enum rs_result con_start_local(struct con *con, const struct rs_local_params *params, struct rs_error *err);
+
+/* The handshake; *reply (may be NULL) gets its answer. */
+enum rs_result con_hello(struct con *con, json_t **reply, struct rs_error *err);
 
 /* Poll signals and the engine. */
 unsigned con_wait_plain(struct con *con, void *ctx, int timeout_ms);

@@ -9,13 +9,16 @@ libconsole_a_SOURCES = \
 	console/chat.h \
 	console/cmd.c \
 	console/cmd.h \
+	console/cmd_attach.c \
 	console/cmd_audit.c \
 	console/cmd_chat.c \
+	console/cmd_engine.c \
 	console/cmd_input.c \
 	console/cmd_list.h \
 	console/cmd_logits.c \
 	console/cmd_man.c \
 	console/cmd_perplexity.c \
+	console/cmd_ps.c \
 	console/cmd_repl.c \
 	console/cmd_tokens.c \
 	console/cmd_version.c \
@@ -25,6 +28,8 @@ libconsole_a_SOURCES = \
 	console/con.h \
 	console/conv.c \
 	console/conv.h \
+	console/daemon.c \
+	console/daemon.h \
 	console/fail.c \
 	console/fail.h \
 	console/history.c \
@@ -51,6 +56,7 @@ libconsole_a_SOURCES = \
 	console/rcmd_list.h \
 	console/rcmd_observe.c \
 	console/rcmd_patch.c \
+	console/rcmd_process.c \
 	console/rcmd_sampling.c \
 	console/repl.c \
 	console/repl.h \

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "console/daemon.h"
 #include "console/js.h"
 #include "console/paths.h"
 #include "console/setting.h"
@@ -94,26 +95,42 @@ enum rs_result oneshot_open_args(const struct opt_values *v, const char *path, j
     return RS_OK;
 }
 
-enum exit_status oneshot_start_bare(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v)
+static void init(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v)
 {
-    struct rs_error err = {0};
     s->entry = e;
     out_stdio_init(&s->out, stdout, stderr);
     con_init(&s->con, &s->out.out);
-    struct rs_local_params params = {.workers = (unsigned)opt_int(v, "workers", 0), .isa = opt_string(v, "isa", NULL)};
-    if (con_start_local(&s->con, &params, &err) != RS_OK)
+    s->con.params = (struct rs_local_params){.workers = (unsigned)opt_int(v, "workers", 0), .isa = opt_string(v, "isa", NULL)};
+}
+
+enum exit_status oneshot_start_bare(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v)
+{
+    struct rs_error err = {0};
+    init(s, e, v);
+    if (con_start_local(&s->con, &s->con.params, &err) != RS_OK)
         return oneshot_fail(s, &err);
     return EXIT_OK;
 }
 
-enum exit_status oneshot_start(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v, const char *path)
+static enum exit_status start_apart_bare(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v)
+{
+    struct rs_error err = {0};
+    char name[DAEMON_NAME_MAX];
+    init(s, e, v);
+    if (daemon_start(&s->con, &s->con.params, name, &err) != RS_OK)
+        return oneshot_fail(s, &err);
+    s->con.stop_engine = true;
+    return EXIT_OK;
+}
+
+static enum exit_status start(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v, const char *path, bool apart)
 {
     struct rs_error err = {0};
     json_t *args;
     /* Mistakes in the options are reported before anything starts. */
     if (oneshot_open_args(v, path, &args, &err) != RS_OK)
         return cmd_fail(e, &err);
-    enum exit_status status = oneshot_start_bare(s, e, v);
+    enum exit_status status = apart ? start_apart_bare(s, e, v) : oneshot_start_bare(s, e, v);
     if (status != EXIT_OK) {
         json_decref(args);
         return status;
@@ -123,13 +140,23 @@ enum exit_status oneshot_start(struct oneshot *s, const struct cmd_entry *e, con
     return EXIT_OK;
 }
 
+enum exit_status oneshot_start(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v, const char *path)
+{
+    return start(s, e, v, path, false);
+}
+
+enum exit_status oneshot_start_apart(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v, const char *path)
+{
+    return start(s, e, v, path, true);
+}
+
 enum exit_status oneshot_end(struct oneshot *s, enum exit_status status)
 {
     if (s->con.end_signal != 0) {
         fflush(NULL);
         sig_die(s->con.end_signal);
     }
-    if (status == EXIT_INTERRUPT) {
+    if (status == EXIT_INTERRUPT && !s->con.remote) {
         fflush(NULL);
         _exit(EXIT_INTERRUPT);
     }

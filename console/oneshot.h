@@ -19,6 +19,9 @@ enum rs_result oneshot_open_args(const struct opt_values *v, const char *path, j
 /* Start an engine and open the model. Text goes to stdout, the rest to stderr. On failure the message is out and s needs no end. */
 enum exit_status oneshot_start(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v, const char *path);
 
+/* As oneshot_start, with the engine in a process of its own. */
+enum exit_status oneshot_start_apart(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v, const char *path);
+
 /* Start an engine without a model. */
 enum exit_status oneshot_start_bare(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v);
 

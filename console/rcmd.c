@@ -13,19 +13,13 @@
 #include "console/text.h"
 
 const struct rcmd_entry *const rcmd_table[] = {
-    &rcmd_help_entry,   &rcmd_quit_entry,
-    &rcmd_info_entry,   &rcmd_load_entry,
-    &rcmd_mode_entry,   &rcmd_ranks_entry,
-    &rcmd_patch_entry,  &rcmd_set_entry,
-    &rcmd_system_entry, &rcmd_think_entry,
-    &rcmd_temp_entry,   &rcmd_top_k_entry,
-    &rcmd_top_p_entry,  &rcmd_min_p_entry,
-    &rcmd_seed_entry,   &rcmd_max_entry,
-    &rcmd_new_entry,    &rcmd_retry_entry,
-    &rcmd_save_entry,   &rcmd_open_entry,
-    &rcmd_stats_entry,  &rcmd_allreduce_entry,
-    &rcmd_ledger_entry, &rcmd_health_entry,
-    &rcmd_audit_entry,  NULL,
+    &rcmd_help_entry,   &rcmd_quit_entry,      &rcmd_info_entry,    &rcmd_load_entry,
+    &rcmd_mode_entry,   &rcmd_ranks_entry,     &rcmd_patch_entry,   &rcmd_set_entry,
+    &rcmd_system_entry, &rcmd_think_entry,     &rcmd_temp_entry,    &rcmd_top_k_entry,
+    &rcmd_top_p_entry,  &rcmd_min_p_entry,     &rcmd_seed_entry,    &rcmd_max_entry,
+    &rcmd_new_entry,    &rcmd_retry_entry,     &rcmd_save_entry,    &rcmd_open_entry,
+    &rcmd_stats_entry,  &rcmd_allreduce_entry, &rcmd_ledger_entry,  &rcmd_health_entry,
+    &rcmd_audit_entry,  &rcmd_detach_entry,    &rcmd_restart_entry, NULL,
 };
 
 const struct rcmd_entry *rcmd_find(const char *name, struct rs_error *err)

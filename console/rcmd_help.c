@@ -50,5 +50,6 @@ const struct rcmd_entry rcmd_quit_entry = {
     .name = "quit",
     .args = "",
     .summary = "leave the console",
+    .help = "Leaves the console. An engine that it started ends with it; /detach leaves that running.",
     .exec = exec_quit,
 };

@@ -6,6 +6,7 @@
 
 extern const struct rcmd_entry rcmd_allreduce_entry;
 extern const struct rcmd_entry rcmd_audit_entry;
+extern const struct rcmd_entry rcmd_detach_entry;
 extern const struct rcmd_entry rcmd_health_entry;
 extern const struct rcmd_entry rcmd_help_entry;
 extern const struct rcmd_entry rcmd_info_entry;
@@ -19,6 +20,7 @@ extern const struct rcmd_entry rcmd_open_entry;
 extern const struct rcmd_entry rcmd_patch_entry;
 extern const struct rcmd_entry rcmd_quit_entry;
 extern const struct rcmd_entry rcmd_ranks_entry;
+extern const struct rcmd_entry rcmd_restart_entry;
 extern const struct rcmd_entry rcmd_retry_entry;
 extern const struct rcmd_entry rcmd_save_entry;
 extern const struct rcmd_entry rcmd_seed_entry;

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "console/chat.h"
 #include "console/complete.h"
 #include "console/js.h"
 #include "console/line.h"
@@ -116,7 +117,7 @@ static bool turn(struct con *con, struct repl *r)
     return !con->quit && con->end_signal == 0;
 }
 
-enum exit_status repl_terminal(struct con *con)
+enum exit_status repl_terminal(struct con *con, json_int_t session)
 {
     struct repl r = {.out = {.write = repl_write, .progress = repl_progress, .terminal = true}, .inner = con->out};
     con->out = &r.out;
@@ -125,7 +126,10 @@ enum exit_status repl_terminal(struct con *con)
     con->patient = true;
     con->answer.show = con->answer.show_thinking = true;
     line_open(repl_complete, con);
-    while (turn(con, &r))
+    struct rs_error err = {0};
+    if (session != 0 && chat_attach(con, session, &err) != RS_OK)
+        out_error(con->out, "%s", err.msg);
+    while (con->end_signal == 0 && turn(con, &r))
         ;
     line_close();
     con->out = r.inner;
@@ -199,12 +203,17 @@ static bool batch_lines(struct con *con, struct buf *b, enum exit_status *status
     return on;
 }
 
-enum exit_status repl_batch(struct con *con, int fd)
+enum exit_status repl_batch(struct con *con, int fd, json_int_t session)
 {
     struct buf b = {0};
     enum exit_status status = EXIT_OK;
     char piece[65536];
     con->answer.show = true;
+    struct rs_error err = {0};
+    if (session != 0 && chat_attach(con, session, &err) != RS_OK) {
+        out_error(con->out, "%s", err.msg);
+        return EXIT_COMMAND;
+    }
     for (;;) {
         if (!batch_wait(con, fd)) {
             status = EXIT_INTERRUPT;

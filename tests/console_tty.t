@@ -281,4 +281,26 @@ send \x04
 exit 3
 restored
 END
+at "/restart starts another engine and asks again" --no-think --ranks 4 <<'END'
+expect > 
+send /mode eager\r
+expect graph -> eager
+expect > 
+send one two three four\r
+expect it was answering
+expect /restart
+expect > 
+run : >script; : >log
+send /restart\r
+expect engine: started anew
+expect You said: one two three four
+expect > 
+send five\r
+expect You said: five
+expect > 
+send \x04
+exit 0
+END
+tap_like "with what was set before" "$(cat log)" '^open .*"ranks":4,"mode":"eager"'
+tap_like "and with what was said before" "$(grep '^submit' log | tail -1)" 'You said: one two three four'
 tap_done

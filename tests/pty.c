@@ -11,6 +11,7 @@
  *   pause MS        let time pass (for what leaves no trace to wait for)
  *   echo on|off     fail unless the terminal echoes, or does not
  *   restored        fail unless the terminal is set as it was before the program ran
+ *   run COMMAND     run a shell command, which must succeed
  *   hangup          close the terminal
  *   exit STATUS     wait for the end; STATUS is a number, or 128 + N for signal N
  *
@@ -164,6 +165,8 @@ static bool step(char *line)
         return echoes(rest);
     if (strcmp(name, "restored") == 0)
         return restored();
+    if (strcmp(name, "run") == 0)
+        return system(rest) == 0;
     if (strcmp(name, "hangup") == 0) {
         close(s_master);
         s_master = -1;

@@ -1,0 +1,73 @@
+/* cmd_engine.c: the engine as a process of its own. */
+#include "config.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "console/cmd_list.h"
+#include "console/daemon.h"
+#include "console/sig.h"
+
+static const struct opt s_options[] = {
+    {.name = "name", .letter = 'n', .type = OPT_STRING, .arg = "NAME", .help = "what the engine is called; without it, 0"},
+    {.name = "workers", .type = OPT_INT, .arg = "N", .min = 1, .max = 4096, .help = "CPU threads; without it one for each core"},
+    {.name = "isa", .type = OPT_CHOICE, .choices = "portable|avx2|avx512", .help = "vector instructions to use"},
+    {.name = "ready-fd",
+     .type = OPT_INT,
+     .arg = "FD",
+     .min = 3,
+     .max = 1e6,
+     .help = "write a byte to this descriptor once clients can connect"},
+    {0},
+};
+
+/* SIGTERM and Ctrl-C ask the engine to stop as any client does, so that it closes what it has open. SIGHUP is ignored: surviving a lost
+ * terminal is what an engine is for. */
+static void *watch_signals(void *arg)
+{
+    const char *name = arg;
+    for (;;) {
+        struct pollfd p = {.fd = sig_fd(), .events = POLLIN};
+        if (poll(&p, 1, -1) <= 0 || !(sig_take() & (SIG_BIT_INT | SIG_BIT_TERM)))
+            continue;
+        struct rs_engine *e;
+        if (rs_engine_connect(name, &e, NULL) == RS_OK) {
+            rs_request(e, "stop", NULL, 10000, NULL, NULL);
+            rs_engine_close(e);
+        }
+    }
+    return NULL;
+}
+
+static enum exit_status exec_engine(const struct cmd_entry *self, const struct opt_values *v)
+{
+    struct rs_error err = {0};
+    struct rs_local_params params = {.workers = (unsigned)opt_int(v, "workers", 0), .isa = opt_string(v, "isa", NULL)};
+    const char *name = opt_string(v, "name", "0");
+    pthread_t watcher;
+    if (!daemon_name_ok(name))
+        return cmd_usage(self, "'%s' is no name for an engine: letters, digits, '-', '_' and '.', at most %d", name, DAEMON_NAME_MAX - 1);
+    int e = pthread_create(&watcher, NULL, watch_signals, (void *)name);
+    if (e != 0) {
+        fail_set(&err, RS_EIO, "cannot start a thread: %s", strerror(e));
+        return cmd_fail(self, &err);
+    }
+    pthread_detach(watcher);
+    if (rs_engine_serve(name, &params, (int)opt_int(v, "ready-fd", -1), &err) != RS_OK)
+        return cmd_fail(self, &err);
+    return EXIT_OK;
+}
+
+const struct cmd_entry cmd_engine_entry = {
+    .name = "engine",
+    .args = "",
+    .summary = "run an engine that consoles connect to",
+    .help = "Runs an engine in this process until it is told to stop (rankscope stop, SIGTERM). It listens on a socket in the user's "
+            "runtime folder "
+            "that nobody else may open, and goes on when consoles come and go. The console starts one by itself.",
+    .tables = {s_options},
+    .max_args = 0,
+    .exec = exec_engine,
+};

@@ -1,0 +1,97 @@
+/* cmd_ps.c: rankscope ps and stop: which engines run, and ending one. */
+#include "config.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "console/cmd_list.h"
+#include "console/daemon.h"
+#include "console/js.h"
+#include "console/table.h"
+
+static const struct opt s_ps_options[] = {
+    {.name = "json", .type = OPT_FLAG, .help = "print the list as JSON"},
+    {0},
+};
+
+/* "2 h 05 min" since a Unix time; caller frees. */
+static char *age(double since)
+{
+    double s = difftime(time(NULL), (time_t)since);
+    if (!isfinite(since) || s < 0)
+        return xstrdup("n/a");
+    if (s < 120)
+        return xasprintf("%.0f s", s);
+    long min = (long)s / 60;
+    return min < 60 ? xasprintf("%ld min", min) : xasprintf("%ld h %02ld min", min / 60, min % 60);
+}
+
+static void print_list(const json_t *list)
+{
+    struct out_stdio out;
+    out_stdio_init(&out, stdout, stderr);
+    struct table *t = table_new("name|>pid|model|>ranks|>runs for");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *e = json_array_get(list, i);
+        char *runs = age(js_num(e, "since", NAN));
+        table_cell(t, "%s", js_str(e, "name", "?"));
+        table_cell(t, "%lld", (long long)js_int(e, "pid", 0));
+        table_cell(t, "%s", js_str(e, "model", "none"));
+        table_cell(t, "%lld", (long long)js_int(e, "ranks", 0));
+        table_cell(t, "%s", runs);
+        free(runs);
+    }
+    table_print(t, &out.out);
+    if (json_array_size(list) == 0)
+        fputs("no engine is running\n", stderr);
+}
+
+static enum exit_status exec_ps(const struct cmd_entry *self, const struct opt_values *v)
+{
+    struct rs_error err = {0};
+    json_t *list;
+    if (daemon_list(&list, &err) != RS_OK)
+        return cmd_fail(self, &err);
+    if (opt_set(v, "json")) {
+        char *text = js_dump(list, JSON_COMPACT);
+        puts(text);
+        free(text);
+    } else {
+        print_list(list);
+    }
+    json_decref(list);
+    return EXIT_OK;
+}
+
+const struct cmd_entry cmd_ps_entry = {
+    .name = "ps",
+    .args = "",
+    .summary = "list the engines that run",
+    .help = "Lists the engines of this user that run.",
+    .tables = {s_ps_options},
+    .max_args = 0,
+    .exec = exec_ps,
+};
+
+static enum exit_status exec_stop(const struct cmd_entry *self, const struct opt_values *v)
+{
+    struct rs_error err = {0};
+    struct rs_engine *e;
+    if (rs_engine_connect(v->n_args > 0 ? v->args[0] : NULL, &e, &err) != RS_OK) {
+        enum exit_status status = cmd_fail(self, &err);
+        return err.code == RS_ENOTFOUND ? EXIT_COMMAND : status;
+    }
+    enum rs_result r = rs_request(e, "stop", NULL, 30000, NULL, &err);
+    rs_engine_close(e);
+    return r == RS_OK ? EXIT_OK : cmd_fail(self, &err);
+}
+
+const struct cmd_entry cmd_stop_entry = {
+    .name = "stop",
+    .args = "[NAME]",
+    .summary = "end an engine",
+    .help = "Ends the engine NAME, or the only one that runs, and with it the conversations that it holds.",
+    .max_args = 1,
+    .exec = exec_stop,
+};

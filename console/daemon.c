@@ -1,0 +1,215 @@
+#include "config.h"
+
+#include "console/daemon.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "console/fail.h"
+#include "console/js.h"
+#include "console/paths.h"
+#include "console/sig.h"
+
+#define MAX_NAMES 100
+
+bool daemon_name_ok(const char *name)
+{
+    size_t n = strlen(name);
+    return n > 0 && n < DAEMON_NAME_MAX && name[0] != '.' && name[0] != '-' &&
+           strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == n;
+}
+
+enum rs_result daemon_list(json_t **list, struct rs_error *err)
+{
+    char *text;
+    enum rs_result r = rs_engine_list(&text, err);
+    if (r != RS_OK)
+        return r;
+    *list = json_loads(text, 0, NULL);
+    free(text);
+    if (json_is_array(*list))
+        return RS_OK;
+    json_decref(*list);
+    return fail_set(err, RS_EINTERNAL, "the list of engines is no list");
+}
+
+/* The smallest number that no engine has as its name. */
+static enum rs_result free_name(char name[DAEMON_NAME_MAX], struct rs_error *err)
+{
+    json_t *list;
+    enum rs_result r = daemon_list(&list, err);
+    if (r != RS_OK)
+        return r;
+    for (int n = 0; n < MAX_NAMES; n++) {
+        bool taken = false;
+        snprintf(name, DAEMON_NAME_MAX, "%d", n);
+        for (size_t i = 0; i < json_array_size(list); i++)
+            taken = taken || strcmp(js_str(json_array_get(list, i), "name", ""), name) == 0;
+        if (!taken) {
+            json_decref(list);
+            return RS_OK;
+        }
+    }
+    json_decref(list);
+    return fail_set(err, RS_ESTATE, "%d engines are running already; stop some with rankscope stop NAME", MAX_NAMES);
+}
+
+/* In the grandchild: become the engine. Only async-signal-safe calls and those that are safe in a process of one thread: the console has
+ * no other thread while it starts an engine. */
+static _Noreturn void become_engine(const char *const argv[], int log)
+{
+    char self[4096];
+    int null = open("/dev/null", O_RDWR);
+    if (null >= 0) {
+        dup2(null, STDIN_FILENO);
+        dup2(null, STDOUT_FILENO);
+        dup2(log >= 0 ? log : null, STDERR_FILENO);
+    }
+    /* By its real path, so that process lists show a name; if that is gone (an update), what runs now is still to be had. */
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (n > 0) {
+        self[n] = '\0';
+        execv(self, (char *const *)argv);
+    }
+    execv("/proc/self/exe", (char *const *)argv);
+    fprintf(stderr, "rankscope engine: cannot run the program: %s\n", strerror(errno));
+    _exit(127);
+}
+
+/* Two forks: the engine becomes a child of init at once, so that nobody has to wait for it. It writes a byte to ready when it is up. */
+static enum rs_result launch(const char *const argv[], int log, int ready, struct rs_error *err)
+{
+    pid_t pid = fork();
+    if (pid < 0)
+        return fail_set(err, RS_EIO, "cannot start the engine: %s", strerror(errno));
+    if (pid == 0) {
+        setsid();
+        if (fork() != 0)
+            _exit(0);
+        sig_child();
+        if (fcntl(ready, F_SETFD, 0) != 0)
+            _exit(127);
+        become_engine(argv, log);
+    }
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+    return RS_OK;
+}
+
+/* The last line of a log, for a message; caller frees. */
+static char *last_line(const char *path)
+{
+    FILE *f = path != NULL ? fopen(path, "re") : NULL;
+    char *line = NULL, *last = xstrdup("it says nothing");
+    size_t cap = 0;
+    for (ssize_t n; f != NULL && (n = getline(&line, &cap, f)) > 0;) {
+        if (line[n - 1] == '\n')
+            line[--n] = '\0';
+        if (n == 0)
+            continue;
+        free(last);
+        last = text_one_line(line);
+    }
+    free(line);
+    if (f != NULL)
+        fclose(f);
+    return last;
+}
+
+/* Wait for the byte that says that the engine is up. */
+static enum rs_result wait_ready(struct con *con, int fd, const char *log, struct rs_error *err)
+{
+    for (;;) {
+        struct pollfd p[2] = {{.fd = fd, .events = POLLIN}, {.fd = sig_fd(), .events = POLLIN}};
+        if (poll(p, 2, -1) < 0)
+            continue;
+        /* con has no engine yet, so this looks at the signals alone. */
+        if (p[1].revents != 0 && con->wait(con, con->wait_ctx, 0) & (CON_WAKE_INTERRUPT | CON_WAKE_END))
+            return fail_set(err, RS_ECANCELLED, "interrupted");
+        if (p[0].revents == 0)
+            continue;
+        char byte;
+        if (read(fd, &byte, 1) == 1)
+            return RS_OK;
+        char *why = last_line(log);
+        fail_set(err, RS_EENGINE, "the engine did not start: %s", why);
+        free(why);
+        return RS_EENGINE;
+    }
+}
+
+/* The arguments of `rankscope engine`; the numbers are written into the buffers. */
+static void make_args(const struct rs_local_params *params, const char *name, const char ready[16], char workers[16], const char *argv[12])
+{
+    size_t n = 0;
+    argv[n++] = "rankscope";
+    argv[n++] = "engine";
+    argv[n++] = "--name";
+    argv[n++] = name;
+    argv[n++] = "--ready-fd";
+    argv[n++] = ready;
+    if (params != NULL && params->workers > 0) {
+        snprintf(workers, 16, "%u", params->workers);
+        argv[n++] = "--workers";
+        argv[n++] = workers;
+    }
+    if (params != NULL && params->isa != NULL) {
+        argv[n++] = "--isa";
+        argv[n++] = params->isa;
+    }
+    argv[n] = NULL;
+}
+
+enum rs_result daemon_start(struct con *con, const struct rs_local_params *params, char name[DAEMON_NAME_MAX], struct rs_error *err)
+{
+    char ready[16], workers[16], file[DAEMON_NAME_MAX + 16];
+    const char *argv[12];
+    int pipe_fd[2];
+    enum rs_result r = free_name(name, err);
+    if (r != RS_OK)
+        return r;
+    snprintf(file, sizeof file, "engine-%s.log", name);
+    char *log_path = paths_state(file);
+    int log = log_path != NULL ? open(log_path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600) : -1;
+    if (pipe2(pipe_fd, O_CLOEXEC) != 0) {
+        r = fail_set(err, RS_EIO, "cannot start the engine: %s", strerror(errno));
+    } else {
+        snprintf(ready, sizeof ready, "%d", pipe_fd[1]);
+        make_args(params, name, ready, workers, argv);
+        fflush(NULL);
+        r = launch(argv, log, pipe_fd[1], err);
+        close(pipe_fd[1]);
+        if (r == RS_OK)
+            r = wait_ready(con, pipe_fd[0], log_path, err);
+        close(pipe_fd[0]);
+    }
+    if (log >= 0)
+        close(log);
+    free(log_path);
+    return r == RS_OK ? daemon_connect(con, name, NULL, err) : r;
+}
+
+enum rs_result daemon_connect(struct con *con, const char *name, bool *in_control, struct rs_error *err)
+{
+    json_t *reply;
+    enum rs_result r = rs_engine_connect(name, &con->engine, err);
+    if (r != RS_OK)
+        return r;
+    con->lost = false;
+    r = con_hello(con, &reply, err);
+    if (r != RS_OK)
+        return r;
+    con->remote = true;
+    free(con->engine_name);
+    con->engine_name = xstrdup(js_str(reply, "name", name != NULL ? name : "?"));
+    if (in_control != NULL)
+        *in_control = js_bool(reply, "in_control", true);
+    json_decref(reply);
+    return RS_OK;
+}

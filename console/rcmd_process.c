@@ -1,0 +1,88 @@
+/* rcmd_process.c: /detach, /restart: the engine's process. */
+#include "config.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "console/chat.h"
+#include "console/daemon.h"
+#include "console/fail.h"
+#include "console/js.h"
+#include "console/rcmd_list.h"
+
+static enum rs_result exec_detach(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    (void)self;
+    (void)args;
+    if (!con->remote || con->lost)
+        return fail_set(err, RS_ESTATE, "the engine is part of this console and ends with it");
+    out_printf(con->out, OUT_NOTE, "engine %s goes on; rankscope attach %s comes back to it\n", con->engine_name, con->engine_name);
+    con->stop_engine = false;
+    con->quit = true;
+    return RS_OK;
+}
+
+const struct rcmd_entry rcmd_detach_entry = {
+    .name = "detach",
+    .args = "",
+    .summary = "leave the console and the engine running",
+    .exec = exec_detach,
+};
+
+/* Open the model as it was opened first, with what was changed since. */
+static json_t *open_args_now(const struct con *con)
+{
+    static const char *const keys[] = {"ranks", "mode", "numerics", "graph_guard", "patches"};
+    json_t *args = json_deep_copy(con->open_args);
+    const json_t *state = json_object_get(con->info, "state");
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        json_t *v = json_object_get(state, keys[i]);
+        if (v != NULL && !json_is_null(v))
+            json_object_set(args, keys[i], v);
+    }
+    return args;
+}
+
+static enum rs_result exec_restart(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    (void)self;
+    (void)args;
+    if (con->open_args == NULL)
+        return fail_set(err, RS_ESTATE, "this console did not open the model; rankscope starts a new engine");
+    json_t *open = open_args_now(con);
+    bool remote = con->remote;
+    double start = rcmd_ms();
+    if (!con->lost && remote)
+        con_request(con, "stop", NULL, NULL, NULL);
+    rs_engine_close(con->engine);
+    con->engine = NULL;
+    con->lost = false;
+    con->session = 0;
+    char name[DAEMON_NAME_MAX];
+    enum rs_result r = remote ? daemon_start(con, &con->params, name, err) : con_start_local(con, &con->params, err);
+    if (r == RS_OK)
+        r = con_open(con, open, err);
+    else
+        json_decref(open);
+    if (r != RS_OK) {
+        con->lost = true;
+        return r;
+    }
+    con->stop_engine = remote;
+    out_printf(con->out, OUT_NOTE, "engine: started anew (%.1f ms)\n", rcmd_ms() - start);
+    /* A question that the old engine took with it is asked again. */
+    if (con->conv.n > 0 && con->conv.messages[con->conv.n - 1].role == CONV_USER)
+        return chat_again(con, err);
+    return con->conv.n > 0 ? chat_keep(con, err) : RS_OK;
+}
+
+const struct rcmd_entry rcmd_restart_entry = {
+    .name = "restart",
+    .args = "",
+    .summary = "start the engine anew and go on with the conversation",
+    .help = "Ends the engine if it still runs, starts a new one with the same model, ranks, mode and patches, and goes on with this "
+            "conversation. A "
+            "question that had no answer yet is asked again.",
+    .changes = true,
+    .exec = exec_restart,
+};
