@@ -37,6 +37,10 @@ int main(int argc, char **argv)
         cmd_help_all(stdout);
         return cmd_flush(&cmd_version_entry, EXIT_OK);
     }
+    if (strcmp(first, "help") == 0 && argc == 3 && cmd_find(argv[2]) != NULL) {
+        cmd_help(cmd_find(argv[2]), stdout);
+        return cmd_flush(&cmd_version_entry, EXIT_OK);
+    }
     const struct cmd_entry *e = cmd_find(first);
     if (e != NULL)
         return cmd_run(e, argc - 1, argv + 1);

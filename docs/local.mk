@@ -1,6 +1,8 @@
 # docs: what is written about rankscope.
 dist_man_MANS += \
 	docs/rankscope.1
+bashcompdir = $(datadir)/bash-completion/completions
+dist_bashcomp_DATA = docs/bash/rankscope
 dist_noinst_DATA += \
 	docs/design.md \
 	docs/protocol.md \
