@@ -1,5 +1,6 @@
 #!/bin/sh
 # The command line on an engine that plays a script: options, exit statuses, what goes to stdout and what to stderr, JSON.
+# shellcheck disable=SC2016  # scripts for another sh
 . "${abs_srcdir:?}/tests/tap.sh"
 
 prog=$abs_builddir/tests/rankscope-fake
