@@ -1,0 +1,23 @@
+/* A loaded model: file, hyper-parameters, weights, vocabulary. Immutable after model_open(); any thread may read it. */
+#ifndef RANKSCOPE_ENGINE_MODEL_H
+#define RANKSCOPE_ENGINE_MODEL_H
+
+#include "engine/gguf.h"
+#include "engine/hparams.h"
+#include "engine/vocab.h"
+#include "engine/weights.h"
+
+struct model {
+    char *path;
+    struct gguf *gguf;
+    struct hparams hp;
+    struct weights w;
+    struct vocab *vocab;
+    char *name, *chat_template; /* NULL when the file has none */
+    char hash[17];              /* of names, shapes, types and a sample of the data: the key for baselines and claims */
+};
+
+enum rs_result model_open(const char *path, struct model **out, struct rs_error *err);
+void model_close(struct model *m); /* NULL is allowed */
+
+#endif

@@ -1,0 +1,66 @@
+/* Dispatch of requests. */
+#include "engine/msg.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+#include "engine/error.h"
+#include "engine/server.h"
+
+static const struct msg_method *const TABLES[] = {MSG_MODEL, MSG_PATCH, MSG_GEN, MSG_SESSION, MSG_OBSERVE, MSG_AUDIT};
+
+static const struct msg_method *find(const char *name)
+{
+    for (size_t t = 0; t < sizeof TABLES / sizeof TABLES[0]; t++)
+        for (const struct msg_method *m = TABLES[t]; m->name != NULL; m++)
+            if (strcmp(m->name, name) == 0)
+                return m;
+    return NULL;
+}
+
+static enum rs_result carry_out(struct engine *e, struct msg *m, const char *text, size_t len, struct rs_error *err)
+{
+    const char *nul = memchr(text, '\0', len);
+    if (nul == NULL)
+        return error_set(err, RS_EUSAGE, "malformed request");
+    const struct msg_method *method = find(text);
+    if (method == NULL)
+        return error_set(err, RS_ENOTFOUND, "no method '%.40s'", text);
+    if (method->control && !server_in_control(e->server, m->slot))
+        return error_set(err, RS_ESTATE, "%s: another client is in control of this engine", method->name);
+    size_t n = len - (size_t)(nul + 1 - text);
+    json_error_t je;
+    json_t *args = n == 0 ? json_object() : json_loadb(nul + 1, n, 0, &je);
+    if (!json_is_object(args)) {
+        json_decref(args);
+        return error_set(err, RS_EUSAGE, "%s: arguments are not a JSON object", method->name);
+    }
+    struct args a;
+    args_begin(&a, method->name, args, err);
+    enum rs_result rc = method->run(e, m, &a, err);
+    json_decref(args);
+    return rc;
+}
+
+void msg_handle(struct engine *e, int slot, uint32_t id, const char *text, size_t len, const void *blob, size_t blob_len)
+{
+    struct msg m = {.slot = slot, .id = id, .blob = blob, .blob_len = blob_len, .reply = json_object()};
+    struct rs_error err = {.code = RS_EINTERNAL, .msg = "no reason given"};
+    enum rs_result rc = m.reply == NULL ? error_set(&err, RS_ENOMEM, "out of memory for a reply") : carry_out(e, &m, text, len, &err);
+    if (rc != RS_OK) {
+        json_decref(m.reply);
+        m.reply = json_pack("{s:{s:s,s:s}}", "error", "code", rs_result_name(rc), "message", err.msg);
+    }
+    char *s = json_dumps(m.reply, JSON_COMPACT);
+    server_event(e->server, slot, RS_EVENT_REPLY, s != NULL ? rc : RS_ENOMEM, id, s, rc == RS_OK ? m.out : NULL, rc == RS_OK ? m.out_len : 0);
+    free(s);
+    free(m.out);
+    json_decref(m.reply);
+}
+
+void msg_client_gone(struct engine *e, int slot)
+{
+    for (struct seq *s = e->seqs; s != NULL; s = s->next)
+        s->subscribers &= ~(1u << slot);
+}

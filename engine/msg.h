@@ -1,0 +1,35 @@
+/* Requests: the table of methods and what carries them out. Everything here runs on the control thread, between steps. */
+#ifndef RANKSCOPE_ENGINE_MSG_H
+#define RANKSCOPE_ENGINE_MSG_H
+
+#include <jansson.h>
+
+#include "engine/args.h"
+#include "engine/rankscope.h"
+
+struct engine;
+
+struct msg {
+    int slot;          /* client */
+    uint32_t id;       /* request */
+    const void *blob;  /* that came with it */
+    size_t blob_len;
+    json_t *reply;     /* object to fill */
+    void *out;         /* blob of the reply, malloc'd; freed after it was sent */
+    size_t out_len;
+};
+
+struct msg_method {
+    const char *name;
+    bool control;      /* only the client in control may */
+    enum rs_result (*run)(struct engine *e, struct msg *m, struct args *a, struct rs_error *err);
+};
+
+/* text: method, NUL, JSON object. The reply is queued before this returns. */
+void msg_handle(struct engine *e, int slot, uint32_t id, const char *text, size_t len, const void *blob, size_t blob_len);
+void msg_client_gone(struct engine *e, int slot);
+
+/* Tables of methods, ended by a NULL name, one per file. */
+extern const struct msg_method MSG_MODEL[], MSG_PATCH[], MSG_GEN[], MSG_SESSION[], MSG_OBSERVE[], MSG_AUDIT[];
+
+#endif

@@ -1,0 +1,74 @@
+/* See runtime.h. */
+#include "engine/runtime.h"
+
+#include <stdlib.h>
+
+#include "engine/error.h"
+
+enum rs_result runtime_resolve(struct runtime *rt, const struct patch_table *patches, struct rs_error *err)
+{
+    size_t n;
+    const struct op_impl *impls = backend_cpu_impls(&n);
+    struct choice *main_new = calloc(rt->prog.n_ops, sizeof *main_new), *next_new = NULL;
+    enum rs_result rc = main_new == NULL ? error_set(err, RS_ENOMEM, "out of memory for op choices") : patch_resolve(patches, &rt->prog, impls, n, main_new, err);
+    if (rc == RS_OK && rt->has_nextn) {
+        next_new = calloc(rt->nextn.n_ops, sizeof *next_new);
+        rc = next_new == NULL ? error_set(err, RS_ENOMEM, "out of memory for op choices") : patch_resolve(patches, &rt->nextn, impls, n, next_new, err);
+    }
+    if (rc != RS_OK) {
+        free(main_new);
+        free(next_new);
+        return rc;
+    }
+    free(rt->choices);
+    free(rt->nextn_choices);
+    rt->choices = main_new;
+    rt->nextn_choices = next_new;
+    return RS_OK;
+}
+
+enum rs_result runtime_open(const struct model *m, const struct runtime_config *cfg, const struct patch_table *patches, struct pool *pool,
+                            enum krn_isa isa, struct runtime **out, struct rs_error *err)
+{
+    struct runtime *rt = calloc(1, sizeof *rt);
+    if (rt == NULL)
+        return error_set(err, RS_ENOMEM, "out of memory for the runtime");
+    rt->cfg = *cfg;
+    rt->has_nextn = m->hp.n_nextn != 0;
+    uint32_t blocks = (cfg->ctx + RUNTIME_BLOCK - 1) / RUNTIME_BLOCK;
+    uint32_t keys = m->hp.context < blocks * RUNTIME_BLOCK ? m->hp.context : blocks * RUNTIME_BLOCK;
+    struct backend_limits lim = {.max_rows = cfg->batch_tokens, .max_logits = cfg->max_logits, .max_keys = keys, .block = RUNTIME_BLOCK,
+                                 .n_blocks = blocks + 1, .cache = cfg->cache};
+    enum rs_result rc = shard_make(&m->hp, &m->w, cfg->ranks, cfg->split, &rt->shard, err);
+    if (rc == RS_OK)
+        rc = plan_build(&m->hp, &m->w, &rt->shard, PLAN_MAIN, keys, &rt->prog, err);
+    if (rc == RS_OK && rt->has_nextn)
+        rc = plan_build(&m->hp, &m->w, &rt->shard, PLAN_NEXTN, keys, &rt->nextn, err);
+    if (rc == RS_OK)
+        rc = kv_open(&rt->kv, lim.n_blocks, lim.block, err);
+    if (rc == RS_OK)
+        rc = runtime_resolve(rt, patches, err);
+    if (rc == RS_OK)
+        rc = backend_cpu_open(&m->hp, &m->w, &rt->shard, &rt->prog, rt->has_nextn ? &rt->nextn : NULL, &lim, pool, isa, &rt->backend, err);
+    if (rc != RS_OK) {
+        runtime_close(rt);
+        return rc;
+    }
+    *out = rt;
+    return RS_OK;
+}
+
+void runtime_close(struct runtime *rt)
+{
+    if (rt == NULL)
+        return;
+    if (rt->backend != NULL)
+        rt->backend->ops->close(rt->backend);
+    kv_close(&rt->kv);
+    plan_free(&rt->prog);
+    plan_free(&rt->nextn);
+    shard_free(&rt->shard);
+    free(rt->choices);
+    free(rt->nextn_choices);
+    free(rt);
+}

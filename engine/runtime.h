@@ -1,0 +1,39 @@
+/* A model laid out over ranks: shard plan, programs, backend with its caches, the resolved choices. Built whole and swapped whole, so that a
+ * re-shard that fails leaves the old one running. The engine's control thread owns it. */
+#ifndef RANKSCOPE_ENGINE_RUNTIME_H
+#define RANKSCOPE_ENGINE_RUNTIME_H
+
+#include "engine/backend.h"
+#include "engine/kv.h"
+#include "engine/model.h"
+#include "engine/patch.h"
+
+struct runtime_config {
+    uint32_t ranks;
+    enum shard_split split;
+    enum krn_cache_type cache;
+    uint32_t ctx;            /* tokens of cache in all sequences together */
+    uint32_t max_seqs, batch_tokens, max_logits;
+};
+
+enum { RUNTIME_BLOCK = 16 }; /* tokens per cache block: fine enough to share prompts, large enough to walk in whole cache lines */
+
+struct runtime {
+    struct runtime_config cfg;
+    struct shard_plan shard;
+    struct program prog, nextn;
+    bool has_nextn;
+    struct backend *backend;
+    struct kv kv;
+    struct choice *choices;        /* of prog; replaced when the patch table changes */
+    struct choice *nextn_choices;
+};
+
+enum rs_result runtime_open(const struct model *m, const struct runtime_config *cfg, const struct patch_table *patches, struct pool *pool,
+                            enum krn_isa isa, struct runtime **out, struct rs_error *err);
+void runtime_close(struct runtime *rt); /* NULL is allowed */
+
+/* Resolve the choices again for a new table; on failure the old ones stay. */
+enum rs_result runtime_resolve(struct runtime *rt, const struct patch_table *patches, struct rs_error *err);
+
+#endif

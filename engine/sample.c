@@ -1,0 +1,283 @@
+/* Sampling. See sample.h for the order of the steps. */
+#include "engine/sample.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+void sample_defaults(struct sample_params *p)
+{
+    memset(p, 0, sizeof *p);
+    p->top_p = 1;
+    p->typical_p = 1;
+    p->repeat_penalty = 1;
+    p->penalty_last_n = 64;
+}
+
+static uint64_t splitmix(uint64_t *x)
+{
+    uint64_t z = (*x += 0x9e3779b97f4a7c15u);
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+void sample_seed(struct sample_rng *r, uint64_t seed)
+{
+    r->s[0] = splitmix(&seed);
+    r->s[1] = splitmix(&seed);
+}
+
+/* xoroshiro128+, 53 bits to [0, 1). */
+static double draw(struct sample_rng *r)
+{
+    uint64_t a = r->s[0], b = r->s[1], out = a + b;
+    b ^= a;
+    r->s[0] = (a << 24 | a >> 40) ^ b ^ b << 16;
+    r->s[1] = b << 37 | b >> 27;
+    return (double)(out >> 11) * 0x1p-53;
+}
+
+static int32_t largest(const float *x, uint32_t n)
+{
+    int32_t at = -1;
+    for (uint32_t i = 0; i < n; i++)
+        if (x[i] > (at < 0 ? -INFINITY : x[at])) /* false for NaN */
+            at = (int32_t)i;
+    return at < 0 ? 0 : at;
+}
+
+static void describe(const float *x, uint32_t n, struct sample_info *info)
+{
+    float m = -INFINITY, second = -INFINITY, low = INFINITY;
+    info->nonfinite = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!isfinite(x[i])) {
+            info->nonfinite++;
+            continue;
+        }
+        if (x[i] > m) {
+            second = m;
+            m = x[i];
+        } else if (x[i] > second) {
+            second = x[i];
+        }
+        low = x[i] < low ? x[i] : low;
+    }
+    info->constant = m == low;
+    info->top_gap = m - second;
+    double z = 0, w = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (isfinite(x[i])) {
+            float d = x[i] - m;
+            if (d < -30) /* less than 1e-13 of the largest: no digit of the entropy */
+                continue;
+            float e = expf(d);
+            z += (double)e;
+            w += (double)(e * d);
+        }
+    info->entropy = z > 0 ? (float)(log(z) - w / z) : 0;
+    info->logprob = z > 0 ? (float)(-m - log(z)) : 0; /* the caller adds the token's logit */
+}
+
+/* Penalties on tokens seen in the last penalty_last_n. A token's first occurrence in the window carries its whole count, found by a look ahead: the
+ * window is short. */
+static void penalise(const struct sample_params *p, float *x, uint32_t vocab, const int32_t *h, uint32_t n)
+{
+    if (p->repeat_penalty == 1 && p->frequency_penalty == 0 && p->presence_penalty == 0)
+        return;
+    uint32_t from = n > p->penalty_last_n ? n - p->penalty_last_n : 0;
+    for (uint32_t i = from; i < n; i++) {
+        uint32_t count = 0;
+        bool first = true;
+        if (h[i] < 0 || (uint32_t)h[i] >= vocab)
+            continue;
+        for (uint32_t j = from; j < n; j++) {
+            count += h[j] == h[i];
+            if (j < i && h[j] == h[i])
+                first = false;
+        }
+        if (!first)
+            continue;
+        float *l = &x[h[i]];
+        *l = *l > 0 ? *l / p->repeat_penalty : *l * p->repeat_penalty;
+        *l -= (float)count * p->frequency_penalty + p->presence_penalty;
+    }
+}
+
+/* Best first; ties to the lower id. */
+static bool before(const struct sample_item *a, const struct sample_item *b)
+{
+    return a->logit > b->logit || (a->logit == b->logit && a->id < b->id);
+}
+
+/* Move the k first (in the order of before()) of n items to the front, unordered: quickselect. */
+static void select_top(struct sample_item *v, uint32_t n, uint32_t k)
+{
+    uint32_t lo = 0, hi = n;
+    while (hi - lo > 1) {
+        struct sample_item pivot = v[lo + (hi - lo) / 2];
+        uint32_t i = lo, j = hi - 1;
+        for (;;) {
+            while (before(&v[i], &pivot))
+                i++;
+            while (before(&pivot, &v[j]))
+                j--;
+            if (i >= j)
+                break;
+            struct sample_item t = v[i];
+            v[i++] = v[j];
+            v[j--] = t;
+        }
+        uint32_t mid = j + 1;
+        if (k < mid)
+            hi = mid;
+        else if (k > mid)
+            lo = mid;
+        else
+            return;
+        if (hi - lo < 2)
+            return;
+    }
+}
+
+/* In place, without memory of its own (the C library's qsort may allocate). */
+static void sort_items(struct sample_item *v, uint32_t n)
+{
+    while (n > 16) {
+        select_top(v, n, n / 2);
+        sort_items(v, n / 2);
+        v += n / 2;
+        n -= n / 2;
+    }
+    for (uint32_t i = 1; i < n; i++) {
+        struct sample_item t = v[i];
+        uint32_t j = i;
+        for (; j > 0 && before(&t, &v[j - 1]); j--)
+            v[j] = v[j - 1];
+        v[j] = t;
+    }
+}
+
+static double softmax(struct sample_item *v, uint32_t n)
+{
+    double z = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        v[i].p = expf(v[i].logit - v[0].logit);
+        z += (double)v[i].p;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        v[i].p = (float)((double)v[i].p / z);
+    return z;
+}
+
+
+/* Keep the tokens whose surprise is closest to the entropy until their mass reaches typical_p. */
+static uint32_t typical(struct sample_item *v, uint32_t n, float mass)
+{
+    double h = 0, sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (v[i].p > 0)
+            h -= (double)v[i].p * log((double)v[i].p);
+    uint32_t kept = 0;
+    while (kept < n && sum < (double)mass) {
+        uint32_t best = kept;
+        double least = INFINITY;
+        for (uint32_t i = kept; i < n; i++) {
+            double d = v[i].p > 0 ? fabs(-log((double)v[i].p) - h) : INFINITY;
+            if (d < least) {
+                least = d;
+                best = i;
+            }
+        }
+        struct sample_item t = v[kept];
+        v[kept] = v[best];
+        v[best] = t;
+        sum += (double)v[kept++].p;
+    }
+    sort_items(v, kept);
+    return kept;
+}
+
+static uint32_t nucleus(const struct sample_item *v, uint32_t n, float top_p)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        sum += (double)v[i].p;
+        if (sum >= (double)top_p)
+            return i + 1;
+    }
+    return n;
+}
+
+static int32_t pick(const struct sample_item *v, uint32_t n, struct sample_rng *r)
+{
+    double z = 0, u;
+    for (uint32_t i = 0; i < n; i++)
+        z += (double)v[i].p;
+    u = draw(r) * z;
+    for (uint32_t i = 0; i < n; i++) {
+        u -= (double)v[i].p;
+        if (u < 0)
+            return v[i].id;
+    }
+    return v[n - 1].id;
+}
+
+/* Candidates, best first: at most `limit` of them, and none whose probability is below e^-30 of the best's: even a whole vocabulary of those
+ * has no weight, and sorting it would cost more than a step of a small model. */
+static uint32_t candidates(const float *x, uint32_t vocab, float temp, uint32_t limit, struct sample_item *v)
+{
+    uint32_t n = 0;
+    float low = x[largest(x, vocab)] / temp - 30;
+    for (uint32_t i = 0; i < vocab; i++)
+        if (isfinite(x[i]) && x[i] / temp >= low)
+            v[n++] = (struct sample_item){x[i] / temp, 0, (int32_t)i};
+    if (limit != 0 && limit < n) {
+        select_top(v, n, limit);
+        n = limit;
+    }
+    sort_items(v, n);
+    return n;
+}
+
+int32_t sample_token(const struct sample_params *p, struct sample_rng *r, const float *logits, uint32_t vocab, const int32_t *history, uint32_t n,
+                     struct sample_scratch *scratch, struct sample_info *info)
+{
+    const float *x = logits;
+    int32_t id;
+    describe(logits, vocab, info);
+    bool penalties = p->repeat_penalty != 1 || p->frequency_penalty != 0 || p->presence_penalty != 0;
+    if (p->n_bias != 0 || penalties) {
+        memcpy(scratch->logits, logits, vocab * sizeof *logits);
+        for (uint32_t i = 0; i < p->n_bias; i++)
+            if ((uint32_t)p->bias[i].token < vocab)
+                scratch->logits[p->bias[i].token] += p->bias[i].value;
+        penalise(p, scratch->logits, vocab, history, n);
+        x = scratch->logits;
+    }
+    if (p->temp <= 0) {
+        id = largest(x, vocab);
+    } else {
+        struct sample_item *v = scratch->items;
+        uint32_t m = candidates(x, vocab, p->temp, p->top_k, v);
+        if (m == 0) {
+            id = 0;
+        } else {
+            softmax(v, m);
+            if (p->typical_p < 1)
+                m = typical(v, m, p->typical_p);
+            if (p->top_p < 1)
+                m = nucleus(v, m, p->top_p);
+            if (p->min_p > 0) {
+                uint32_t k = 1;
+                while (k < m && v[k].p >= p->min_p * v[0].p)
+                    k++;
+                m = k;
+            }
+            id = pick(v, m, r);
+        }
+    }
+    info->logprob += isfinite(logits[id]) ? logits[id] : 0;
+    return id;
+}

@@ -1,0 +1,48 @@
+/* From logits to a token.
+ *
+ * Order: logit bias, penalties, temperature (0: take the largest, ties to the lowest id), top_k, typical_p, top_p, min_p, draw. Each sequence has its
+ * own generator, so a seed gives the same text whatever else runs. No allocation: scratch is the caller's. */
+#ifndef RANKSCOPE_ENGINE_SAMPLE_H
+#define RANKSCOPE_ENGINE_SAMPLE_H
+
+#include <stdint.h>
+
+#define SAMPLE_MAX_BIAS 64
+
+struct sample_params {
+    float temp, top_p, min_p, typical_p;        /* temp 0: greedy; top_p 1, min_p 0, typical_p 1: off */
+    uint32_t top_k;                             /* 0: off */
+    float repeat_penalty;                       /* 1: off; divides positive logits of seen tokens, multiplies negative ones */
+    float frequency_penalty, presence_penalty;  /* 0: off; subtracted per occurrence, and once */
+    uint32_t penalty_last_n;                    /* how far penalties look back; 0: off */
+    uint64_t seed;
+    uint32_t n_bias;
+    struct { int32_t token; float value; } bias[SAMPLE_MAX_BIAS];
+};
+
+struct sample_rng { uint64_t s[2]; };
+
+/* One candidate: sorted by value, largest first. */
+struct sample_item { float logit, p; int32_t id; };
+
+struct sample_scratch {
+    float *logits;              /* [vocab] */
+    struct sample_item *items;  /* [vocab] */
+};
+
+/* Numbers about the distribution that the token was taken from, for the health verdict. */
+struct sample_info {
+    float entropy;   /* nats, of softmax(logits) before any sampling setting */
+    float logprob;   /* of the chosen token there */
+    float top_gap;   /* largest logit minus second largest */
+    int nonfinite;   /* logits that are NaN or infinite */
+    int constant;    /* 1: all logits are equal */
+};
+
+void sample_defaults(struct sample_params *p);
+void sample_seed(struct sample_rng *r, uint64_t seed);
+/* history: the sequence's tokens so far (n of them). Returns the token's id. NaN counts as minus infinity; if nothing is finite, id 0. */
+int32_t sample_token(const struct sample_params *p, struct sample_rng *r, const float *logits, uint32_t vocab, const int32_t *history, uint32_t n,
+                     struct sample_scratch *scratch, struct sample_info *info);
+
+#endif

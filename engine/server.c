@@ -1,0 +1,323 @@
+/* See server.h. */
+#include "engine/server.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/error.h"
+#include "engine/msg.h"
+
+enum { QUEUE_START = 1 << 20, QUEUE_MAX = 1 << 30 };
+
+struct client {
+    int fd;               /* -1: free slot */
+    bool drop;            /* to be closed at the next safe moment */
+    uint8_t *in;
+    size_t n_in, cap_in;
+    uint8_t *out;         /* [cap_out], bytes from out_at to out_end wait */
+    size_t out_at, out_end, cap_out;
+};
+
+struct server {
+    struct engine *e;
+    int listen_fd;
+    bool stopping;
+    int control; /* slot, or -1 */
+    struct client c[SERVER_MAX_CLIENTS];
+};
+
+uint64_t server_now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
+}
+
+static bool add_client(struct server *s, int fd)
+{
+    for (int i = 0; i < SERVER_MAX_CLIENTS; i++) {
+        struct client *c = &s->c[i];
+        if (c->fd >= 0)
+            continue;
+        *c = (struct client){.fd = fd, .out = malloc(QUEUE_START), .cap_out = QUEUE_START, .in = malloc(4096), .cap_in = 4096};
+        if (c->out == NULL || c->in == NULL || fcntl(fd, F_SETFL, O_NONBLOCK) < 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) < 0) {
+            free(c->out);
+            free(c->in);
+            *c = (struct client){.fd = -1};
+            return false;
+        }
+        return true;
+    }
+    return false;
+}
+
+static void remove_client(struct server *s, int i)
+{
+    struct client *c = &s->c[i];
+    close(c->fd);
+    free(c->in);
+    free(c->out);
+    *c = (struct client){.fd = -1};
+    if (s->control == i)
+        s->control = -1;
+    msg_client_gone(s->e, i);
+}
+
+enum rs_result server_open(struct engine *e, int listen_fd, int first, struct server **out, struct rs_error *err)
+{
+    struct server *s = calloc(1, sizeof *s);
+    if (s == NULL)
+        return error_set(err, RS_ENOMEM, "out of memory for the server");
+    s->e = e;
+    s->listen_fd = listen_fd;
+    s->control = -1;
+    for (int i = 0; i < SERVER_MAX_CLIENTS; i++)
+        s->c[i].fd = -1;
+    if (first >= 0 && !add_client(s, first)) {
+        free(s);
+        return error_set(err, RS_ENOMEM, "out of memory for the first client");
+    }
+    *out = s;
+    return RS_OK;
+}
+
+void server_close(struct server *s)
+{
+    if (s == NULL)
+        return;
+    for (int i = 0; i < SERVER_MAX_CLIENTS; i++)
+        if (s->c[i].fd >= 0) {
+            close(s->c[i].fd);
+            free(s->c[i].in);
+            free(s->c[i].out);
+        }
+    free(s);
+}
+
+static size_t queued(const struct client *c)
+{
+    return c->out_end - c->out_at;
+}
+
+/* Make room for n more bytes; grows only if `may_grow`. */
+static bool room(struct client *c, size_t n, bool may_grow)
+{
+    if (c->cap_out - c->out_end >= n)
+        return true;
+    if (c->out_at > 0) {
+        memmove(c->out, c->out + c->out_at, queued(c));
+        c->out_end -= c->out_at;
+        c->out_at = 0;
+    }
+    if (c->cap_out - c->out_end >= n)
+        return true;
+    if (!may_grow || n > QUEUE_MAX || c->out_end + n > QUEUE_MAX)
+        return false;
+    uint8_t *p = realloc(c->out, c->out_end + n);
+    if (p == NULL)
+        return false;
+    c->out = p;
+    c->cap_out = c->out_end + n;
+    return true;
+}
+
+static void put(struct client *c, const void *data, size_t n)
+{
+    if (n != 0)
+        memcpy(c->out + c->out_end, data, n);
+    c->out_end += n;
+}
+
+static void push(struct client *c, const struct wire_head *h, const void *text, const void *blob, bool may_grow)
+{
+    if (c->fd < 0 || c->drop)
+        return;
+    if (!room(c, sizeof *h + h->text_len + h->blob_len, may_grow)) {
+        c->drop = true; /* it does not read */
+        return;
+    }
+    put(c, h, sizeof *h);
+    put(c, text, h->text_len);
+    put(c, blob, h->blob_len);
+}
+
+void server_token(struct server *s, uint32_t subscribers, uint32_t stream, int32_t token, uint32_t flags, const char *text, size_t len)
+{
+    struct wire_head h = {.magic = WIRE_MAGIC, .type = RS_EVENT_TOKEN, .id = stream, .text_len = (uint32_t)len, .token = token, .flags = flags,
+                          .time_us = server_now_us()};
+    for (int i = 0; i < SERVER_MAX_CLIENTS; i++)
+        if (subscribers >> i & 1)
+            push(&s->c[i], &h, text, NULL, false);
+}
+
+static struct wire_head event_head(enum rs_event_type type, enum rs_result status, uint32_t id, const char *json, size_t blob_len)
+{
+    return (struct wire_head){.magic = WIRE_MAGIC, .type = (uint16_t)type, .status = (int16_t)status, .id = id,
+                              .text_len = json != NULL ? (uint32_t)strlen(json) : 0, .blob_len = (uint32_t)blob_len, .time_us = server_now_us()};
+}
+
+void server_event(struct server *s, int slot, enum rs_event_type type, enum rs_result status, uint32_t id, const char *json, const void *blob, size_t blob_len)
+{
+    struct wire_head h = event_head(type, status, id, json, blob_len);
+    for (int i = 0; i < SERVER_MAX_CLIENTS; i++)
+        if (slot < 0 || slot == i)
+            push(&s->c[i], &h, json, blob, true);
+}
+
+void server_event_mask(struct server *s, uint32_t mask, enum rs_event_type type, uint32_t id, const char *json)
+{
+    for (int i = 0; i < SERVER_MAX_CLIENTS; i++)
+        if (mask >> i & 1)
+            server_event(s, i, type, RS_OK, id, json, NULL, 0);
+}
+
+void server_flush(struct server *s)
+{
+    for (int i = 0; i < SERVER_MAX_CLIENTS; i++) {
+        struct client *c = &s->c[i];
+        while (c->fd >= 0 && !c->drop && queued(c) > 0) {
+            ssize_t n = send(c->fd, c->out + c->out_at, queued(c), MSG_NOSIGNAL | MSG_DONTWAIT);
+            if (n > 0)
+                c->out_at += (size_t)n;
+            else if (n < 0 && errno == EINTR)
+                continue;
+            else {
+                if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK)
+                    c->drop = true;
+                break;
+            }
+        }
+        if (queued(c) == 0)
+            c->out_at = c->out_end = 0;
+    }
+}
+
+/* Carry out the complete requests in c->in. */
+static void take_requests(struct server *s, int i)
+{
+    struct client *c = &s->c[i];
+    size_t at = 0;
+    while (!c->drop && c->n_in - at >= sizeof(struct wire_head)) {
+        struct wire_head h;
+        memcpy(&h, c->in + at, sizeof h);
+        if (h.magic != WIRE_MAGIC || h.type != WIRE_REQUEST || h.text_len > WIRE_MAX_TEXT || h.blob_len > WIRE_MAX_TEXT) {
+            c->drop = true; /* not one of ours */
+            break;
+        }
+        size_t whole = sizeof h + h.text_len + h.blob_len;
+        if (c->n_in - at < whole) {
+            if (whole > c->cap_in) {
+                uint8_t *p = realloc(c->in, whole);
+                if (p == NULL) {
+                    c->drop = true;
+                    break;
+                }
+                c->in = p;
+                c->cap_in = whole;
+            }
+            break;
+        }
+        msg_handle(s->e, i, h.id, (const char *)c->in + at + sizeof h, h.text_len, c->in + at + sizeof h + h.text_len, h.blob_len);
+        at += whole;
+    }
+    memmove(c->in, c->in + at, c->n_in - at);
+    c->n_in -= at;
+}
+
+static void read_client(struct server *s, int i)
+{
+    struct client *c = &s->c[i];
+    for (;;) {
+        if (c->n_in == c->cap_in) {
+            size_t had = c->n_in;
+            take_requests(s, i);
+            if (c->drop || (c->n_in == had && c->n_in == c->cap_in))
+                return;
+        }
+        ssize_t n = recv(c->fd, c->in + c->n_in, c->cap_in - c->n_in, MSG_DONTWAIT);
+        if (n > 0) {
+            c->n_in += (size_t)n;
+            take_requests(s, i);
+            if (c->drop || s->stopping)
+                return;
+            continue;
+        }
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK))
+            c->drop = true;
+        return;
+    }
+}
+
+static void accept_clients(struct server *s)
+{
+    for (;;) {
+        int fd = accept(s->listen_fd, NULL, NULL);
+        if (fd < 0)
+            return;
+        if (!add_client(s, fd))
+            close(fd);
+    }
+}
+
+void server_poll(struct server *s, int timeout_ms)
+{
+    struct pollfd p[SERVER_MAX_CLIENTS + 1];
+    int slot[SERVER_MAX_CLIENTS + 1], n = 0;
+    if (s->listen_fd >= 0) {
+        p[n] = (struct pollfd){.fd = s->listen_fd, .events = POLLIN};
+        slot[n++] = -1;
+    }
+    for (int i = 0; i < SERVER_MAX_CLIENTS; i++)
+        if (s->c[i].fd >= 0) {
+            p[n] = (struct pollfd){.fd = s->c[i].fd, .events = (short)(POLLIN | (queued(&s->c[i]) > 0 ? POLLOUT : 0))};
+            slot[n++] = i;
+        }
+    if (poll(p, (nfds_t)n, timeout_ms) > 0)
+        for (int k = 0; k < n; k++) {
+            if (p[k].revents == 0)
+                continue;
+            if (slot[k] < 0)
+                accept_clients(s);
+            else if (p[k].revents & (POLLIN | POLLHUP | POLLERR))
+                read_client(s, slot[k]);
+        }
+    server_flush(s);
+    int left = 0;
+    for (int i = 0; i < SERVER_MAX_CLIENTS; i++) {
+        if (s->c[i].fd >= 0 && s->c[i].drop)
+            remove_client(s, i);
+        left += s->c[i].fd >= 0;
+    }
+    if (s->listen_fd < 0 && left == 0)
+        s->stopping = true;
+}
+
+bool server_in_control(const struct server *s, int slot)
+{
+    return s->control == slot || s->control < 0;
+}
+
+bool server_take_control(struct server *s, int slot, bool take)
+{
+    if (take || s->control < 0)
+        s->control = slot;
+    return s->control == slot;
+}
+
+void server_stop(struct server *s)
+{
+    s->stopping = true;
+}
+
+bool server_stopping(const struct server *s)
+{
+    return s->stopping;
+}

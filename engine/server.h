@@ -1,0 +1,41 @@
+/* The engine's end of the sockets. The control thread owns it: it accepts, reads requests, queues frames and sends what the sockets take, and
+ * never waits for a client. A client whose queue is full is dropped; its conversations stay. */
+#ifndef RANKSCOPE_ENGINE_SERVER_H
+#define RANKSCOPE_ENGINE_SERVER_H
+
+#include <jansson.h>
+#include <stddef.h>
+
+#include "engine/rankscope.h"
+#include "engine/wire.h"
+
+struct engine;
+struct server;
+
+#define SERVER_MAX_CLIENTS 31
+
+/* listen_fd: -1 for none (an engine inside a process). first: a connected socket that is there from the start, or -1; when it closes and there is
+ * no listening socket, the engine stops. */
+enum rs_result server_open(struct engine *e, int listen_fd, int first, struct server **out, struct rs_error *err);
+void server_close(struct server *s);
+
+/* Look at all sockets; wait up to timeout_ms for something to happen (0: do not wait). Carries out complete requests. */
+void server_poll(struct server *s, int timeout_ms);
+
+/* Send what is queued. Called after every step. */
+void server_flush(struct server *s);
+
+/* Queue a token for every client in `subscribers`. Allocates nothing. */
+void server_token(struct server *s, uint32_t subscribers, uint32_t stream, int32_t token, uint32_t flags, const char *text, size_t len);
+/* Queue an event with a JSON text for one client slot (-1: all). Not during a step. */
+void server_event(struct server *s, int slot, enum rs_event_type type, enum rs_result status, uint32_t id, const char *json, const void *blob, size_t blob_len);
+void server_event_mask(struct server *s, uint32_t mask, enum rs_event_type type, uint32_t id, const char *json);
+
+bool server_in_control(const struct server *s, int slot);
+/* Make slot the client in control if it asks and nobody is, or if `take`. Returns whether it is now. */
+bool server_take_control(struct server *s, int slot, bool take);
+void server_stop(struct server *s);
+bool server_stopping(const struct server *s);
+uint64_t server_now_us(void);
+
+#endif
