@@ -4,10 +4,22 @@
 #include "kernels/cpu/matmul.h"
 
 #include <string.h>
+#ifdef HAVE_X86
+#include <cpuid.h>
+#endif
 
 #include "kernels/cpu/matmul_impl.h"
 
 /* ---- choice ---- */
+
+#ifdef HAVE_X86
+/* F16C is asked of the processor itself: not every compiler has a name for it below. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+#endif
 
 const struct krn_cpu_matmul *krn_cpu_matmul(enum krn_isa isa)
 {
@@ -15,7 +27,9 @@ const struct krn_cpu_matmul *krn_cpu_matmul(enum krn_isa isa)
         return krn_matmul_portable();
 #ifdef HAVE_X86
     /* The compiler's run-time check includes the operating system's support for the registers. */
-    if (isa == KRN_ISA_AVX2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c())
+        return NULL;
+    if (isa == KRN_ISA_AVX2)
         return krn_matmul_avx2();
     if (isa == KRN_ISA_AVX512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
@@ -119,26 +133,28 @@ static void block_q8(const struct job *job, size_t row, size_t n_rows)
     store(job, row, n_rows, &sums);
 }
 
+/* One panel at a time: as floats, two of them would not leave room for anything else in the first-level cache. */
 static void block_f32(const struct job *job, size_t row, size_t n_rows)
 {
     struct krn_panel packed;
-    struct krn_panel_f32 panels[BLOCK_PANELS];
+    struct krn_panel_f32 panel;
     struct krn_sums sums;
-    size_t k_end = job->m->k, n_panels = n_rows > PANEL_ROWS ? 2 : 1;
+    size_t k_end = job->m->k;
     bool quantised = krn_type_info(job->m->type)->quantised;
     memset(&sums, 0, job->n_cols * sizeof sums.v[0]);
     for (size_t k = 0; k < k_end; k += CHUNK_K) {
         size_t n = min_size(CHUNK_K, k_end - k);
-        for (size_t p = 0; p < n_panels; p++) {
-            size_t first = row + p * PANEL_ROWS, count = min_size(PANEL_ROWS, n_rows - p * PANEL_ROWS);
-            if (quantised) {
-                load(job, first, count, k, n, &packed, false);
-                job->ops->expand(job->form, &packed, n, &panels[p]);
-            } else {
-                load(job, first, count, k, n, &panels[p], true);
+        for (size_t r = 0; r < n_rows; r += PANEL_ROWS) {
+            size_t count = min_size(PANEL_ROWS, n_rows - r);
+            load(job, row + r, count, k, n, quantised ? (void *)&packed : (void *)&panel, !quantised);
+            if (quantised && job->n_cols == 1 && job->ops->column_f32 != NULL) {
+                job->ops->column_f32(job->form, &packed, n, (const float *)job->x[0] + k, &sums.v[0][r]);
+                continue;
             }
+            if (quantised)
+                job->ops->expand(job->form, &packed, n, &panel);
+            job->ops->tile_f32(&panel, n, job->x, k, job->n_cols, &sums, r);
         }
-        job->ops->tile_f32(panels, n_panels, n, job->x, k, job->n_cols, &sums);
     }
     store(job, row, n_rows, &sums);
 }

@@ -107,7 +107,7 @@ static void tile_q8(struct krn_quant_form form, const struct krn_panel *p, size_
 /* ---- table ---- */
 
 static const struct krn_panel_ops ops = {
-    .unpack = unpack, .tile_q8 = tile_q8, .unpack_f32 = unpack_f32, .expand = expand, .tile_f32 = tile_f32, .gemv_q8 = gemv_q8,
+    .unpack = unpack, .tile_q8 = tile_q8, .unpack_f32 = unpack_f32, .expand = expand, .column_f32 = column_f32, .tile_f32 = tile_f32, .gemv_q8 = gemv_q8,
 };
 
 static void avx2_q8(const struct krn_matmul *m)

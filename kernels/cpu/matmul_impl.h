@@ -52,9 +52,11 @@ struct krn_panel_ops {
     void (*unpack_f32)(uint32_t type, struct krn_rows rows, size_t n, struct krn_panel_f32 *p);
     /* Quantised weights, already unpacked. */
     void (*expand)(struct krn_quant_form form, const struct krn_panel *p, size_t n, struct krn_panel_f32 *w);
-    /* x points at starts of f32 rows, offset is the chunk's first k. */
-    void (*tile_f32)(const struct krn_panel_f32 *p, size_t panels, size_t n, const uint8_t *const *x, size_t offset, size_t n_cols,
-                     struct krn_sums *sums);
+    /* expand and tile_f32 for one column. NULL: there is nothing faster than these. */
+    void (*column_f32)(struct krn_quant_form form, const struct krn_panel *p, size_t n, const float *x, float *sums);
+    /* Multiply one panel by n_cols columns and add to the sums from row on. x points at starts of f32 rows, offset is the chunk's first k. */
+    void (*tile_f32)(const struct krn_panel_f32 *p, size_t n, const uint8_t *const *x, size_t offset, size_t n_cols, struct krn_sums *sums,
+                     size_t row);
     /* Rows row..end-1, a whole number of panels, times one column x: y[row] = scale * sum, or +=. NULL: there is nothing faster than tiles. */
     void (*gemv_q8)(const struct krn_matmul *m, size_t row, size_t end, const uint8_t *x, float *y, float scale);
 };

@@ -74,19 +74,17 @@ static void expand(struct krn_quant_form form, const struct krn_panel *p, size_t
     }
 }
 
-static void tile_f32(const struct krn_panel_f32 *p, size_t panels, size_t n, const uint8_t *const *x, size_t offset, size_t n_cols,
-                     struct krn_sums *sums)
+static void tile_f32(const struct krn_panel_f32 *p, size_t n, const uint8_t *const *x, size_t offset, size_t n_cols, struct krn_sums *sums,
+                     size_t row)
 {
     for (size_t j = 0; j < n_cols; j++) {
         const float *f = (const float *)x[j] + offset;
-        for (size_t i = 0; i < panels; i++) {
-            float chain[4][PANEL_ROWS] = {{0}};
-            for (size_t k = 0; k < n; k++)
-                for (size_t r = 0; r < PANEL_ROWS; r++)
-                    chain[k % 4][r] = fmaf(p[i].w[k][r], f[k], chain[k % 4][r]);
+        float chain[4][PANEL_ROWS] = {{0}};
+        for (size_t k = 0; k < n; k++)
             for (size_t r = 0; r < PANEL_ROWS; r++)
-                sums->v[j][i * PANEL_ROWS + r] += (chain[0][r] + chain[1][r]) + (chain[2][r] + chain[3][r]);
-        }
+                chain[k % 4][r] = fmaf(p->w[k][r], f[k], chain[k % 4][r]);
+        for (size_t r = 0; r < PANEL_ROWS; r++)
+            sums->v[j][row + r] += (chain[0][r] + chain[1][r]) + (chain[2][r] + chain[3][r]);
     }
 }
 

@@ -196,39 +196,80 @@ static void unpack_f32(uint32_t type, struct krn_rows rows, size_t n, struct krn
     }
 }
 
-/* Codes to floats; the product is rounded before the minimum comes off, as when the format is dequantised. */
-INLINE void expand_group(const uint8_t (*q)[PANEL_ROWS][4], size_t n, vflt a, vflt b, const bool minima, const bool is_signed, vint zero,
-                         float (*w)[PANEL_ROWS])
+/* Weight i of each four codes as a float; the product is rounded before the minimum comes off, as when the format is dequantised. */
+INLINE vflt weight_of(vint codes, const unsigned i, vflt a, vflt b, const bool minima)
 {
-    for (size_t k = 0; k < n; k += 4) {
-        vint codes = v_load(q[k / 4]);
-        UNROLL(4) for (unsigned i = 0; i < 4; i++) {
-            vflt v;
-            if (is_signed)
-                v = signed_byte_of(codes, i);
-            else
-                v = v_float(v_sub32(i == 3 ? v_srl32(codes, 24) : v_and(v_srl32(codes, 8 * i), v_words(255)), zero));
-            v = f_mul(a, v);
-            f_store(w[k + i], minima ? f_sub(v, b) : v);
+    return minima ? f_sub(f_mul(a, byte_of(codes, i)), b) : f_mul(a, signed_byte_of(codes, i));
+}
+
+/* Codes k.. of LANES rows, without their zero point. */
+INLINE vint codes_at(const struct krn_panel *p, size_t k, size_t lane, const bool minima, vint zero)
+{
+    vint codes = v_load(p->q[k / 4][lane]);
+    return minima ? codes : v_sub8(codes, zero);
+}
+
+INLINE void expand_form(const struct krn_panel *p, size_t n, const size_t group, const bool minima, vint zero, struct krn_panel_f32 *w)
+{
+    for (size_t g = 0; g < n / group; g++)
+        for (size_t lane = 0; lane < PANEL_ROWS; lane += LANES) {
+            vflt a = f_load(&p->a[g][lane]), b = minima ? f_load(&p->b[g][lane]) : a;
+            for (size_t k = g * group; k < (g + 1) * group; k += 4) {
+                vint codes = codes_at(p, k, lane, minima, zero);
+                UNROLL(4) for (unsigned i = 0; i < 4; i++)
+                    f_store(&w->w[k + i][lane], weight_of(codes, i, a, b, minima));
+            }
         }
+}
+
+/* One column straight from the codes: writing the weights down first pays from the second column on. */
+INLINE void column_form(const struct krn_panel *p, size_t n, const size_t group, const bool minima, vint zero, const float *x, float *sums)
+{
+    for (size_t lane = 0; lane < PANEL_ROWS; lane += LANES) {
+        vflt chain[4] = {f_all(0), f_all(0), f_all(0), f_all(0)};
+        for (size_t g = 0; g < n / group; g++) {
+            vflt a = f_load(&p->a[g][lane]), b = minima ? f_load(&p->b[g][lane]) : a;
+            for (size_t k = g * group; k < (g + 1) * group; k += 4) {
+                vint codes = codes_at(p, k, lane, minima, zero);
+                UNROLL(4) for (unsigned i = 0; i < 4; i++)
+                    chain[i] = f_fma(weight_of(codes, i, a, b, minima), f_all(x[k + i]), chain[i]);
+            }
+        }
+        vflt total = f_add(f_add(chain[0], chain[1]), f_add(chain[2], chain[3]));
+        f_store(sums + lane, f_add(f_load(sums + lane), total));
     }
+}
+
+/* The zero point of the codes in a panel, in every byte. */
+INLINE vint zero_of(struct krn_quant_form form)
+{
+    return v_bytes(has_zero_point(form.minima, form.zero_shift) ? 1 << form.zero_shift : 0);
 }
 
 static void expand(struct krn_quant_form form, const struct krn_panel *p, size_t n, struct krn_panel_f32 *w)
 {
-    const vint zero = v_words(form.minima ? 0 : 1 << form.zero_shift);
-    for (size_t g = 0; g < n / form.group; g++)
-        for (size_t lane = 0; lane < PANEL_ROWS; lane += LANES) {
-            const uint8_t(*q)[PANEL_ROWS][4] = (const uint8_t(*)[PANEL_ROWS][4])p->q[g * form.group / 4][lane];
-            float(*to)[PANEL_ROWS] = (float(*)[PANEL_ROWS]) & w->w[g * form.group][lane];
-            vflt a = f_load(&p->a[g][lane]);
-            if (form.minima)
-                expand_group(q, form.group, a, f_load(&p->b[g][lane]), true, false, zero, to);
-            else if (!has_zero_point(false, form.zero_shift))
-                expand_group(q, form.group, a, a, false, true, zero, to);
-            else
-                expand_group(q, form.group, a, a, false, false, zero, to);
-        }
+    const vint zero = zero_of(form);
+    if (form.minima && form.group == 32)
+        expand_form(p, n, 32, true, zero, w);
+    else if (form.minima)
+        expand_form(p, n, 16, true, zero, w);
+    else if (form.group == 32)
+        expand_form(p, n, 32, false, zero, w);
+    else
+        expand_form(p, n, 16, false, zero, w);
+}
+
+static void column_f32(struct krn_quant_form form, const struct krn_panel *p, size_t n, const float *x, float *sums)
+{
+    const vint zero = zero_of(form);
+    if (form.minima && form.group == 32)
+        column_form(p, n, 32, true, zero, x, sums);
+    else if (form.minima)
+        column_form(p, n, 16, true, zero, x, sums);
+    else if (form.group == 32)
+        column_form(p, n, 32, false, zero, x, sums);
+    else
+        column_form(p, n, 16, false, zero, x, sums);
 }
 
 enum { F32_COLS = LANES == 16 ? 6 : 3 }; /* times four chains: what the registers hold */
@@ -261,13 +302,12 @@ INLINE void tile_f32_columns(const struct krn_panel_f32 *p, size_t lane, size_t 
     }
 }
 
-static void tile_f32(const struct krn_panel_f32 *panels, size_t n_panels, size_t n, const uint8_t *const *x, size_t offset, size_t n_cols,
-                     struct krn_sums *sums)
+static void tile_f32(const struct krn_panel_f32 *p, size_t n, const uint8_t *const *x, size_t offset, size_t n_cols, struct krn_sums *sums,
+                     size_t row)
 {
-    for (size_t row = 0; row < n_panels * PANEL_ROWS; row += LANES) {
-        const struct krn_panel_f32 *p = &panels[row / PANEL_ROWS];
-        float(*to)[BLOCK_ROWS] = (float(*)[BLOCK_ROWS]) & sums->v[0][row];
-        size_t j = 0, lane = row % PANEL_ROWS;
+    for (size_t lane = 0; lane < PANEL_ROWS; lane += LANES) {
+        float(*to)[BLOCK_ROWS] = (float(*)[BLOCK_ROWS]) & sums->v[0][row + lane];
+        size_t j = 0;
         for (; j + F32_COLS <= n_cols; j += F32_COLS)
             tile_f32_columns(p, lane, n, x, offset, j, F32_COLS, to);
         switch (n_cols - j) {
