@@ -1,8 +1,6 @@
 /* Block formats taken apart: the one portable decoder per format. Dequantisation and the portable matmul are built on it. */
 #include "kernels/quant.h"
 
-#include <math.h>
-
 static float half_at(const uint8_t *p)
 {
     uint16_t h;
@@ -187,12 +185,10 @@ struct format {
 };
 
 static const struct format formats[KRN_TYPE_MAX] = {
-    [KRN_Q4_0] = {{32, 3, false}, split_q4_0},     [KRN_Q4_1] = {{32, 0, true}, split_q4_1},
-    [KRN_Q5_0] = {{32, 4, false}, split_q5_0},     [KRN_Q5_1] = {{32, 0, true}, split_q5_1},
-    [KRN_Q8_0] = {{32, 7, false}, split_q8_0},     [KRN_IQ4_NL] = {{32, 7, false}, split_iq4_nl},
-    [KRN_Q2_K] = {{16, 0, true}, split_q2_k},      [KRN_Q3_K] = {{16, 2, false}, split_q3_k},
-    [KRN_Q4_K] = {{32, 0, true}, split_q4_k},      [KRN_Q5_K] = {{32, 0, true}, split_q5_k},
-    [KRN_Q6_K] = {{16, 5, false}, split_q6_k},     [KRN_IQ4_XS] = {{32, 7, false}, split_iq4_xs},
+    [KRN_Q4_0] = {{32, 3, false}, split_q4_0}, [KRN_Q4_1] = {{32, 0, true}, split_q4_1},  [KRN_Q5_0] = {{32, 4, false}, split_q5_0},
+    [KRN_Q5_1] = {{32, 0, true}, split_q5_1},  [KRN_Q8_0] = {{32, 7, false}, split_q8_0}, [KRN_IQ4_NL] = {{32, 7, false}, split_iq4_nl},
+    [KRN_Q2_K] = {{16, 0, true}, split_q2_k},  [KRN_Q3_K] = {{16, 2, false}, split_q3_k}, [KRN_Q4_K] = {{32, 0, true}, split_q4_k},
+    [KRN_Q5_K] = {{32, 0, true}, split_q5_k},  [KRN_Q6_K] = {{16, 5, false}, split_q6_k}, [KRN_IQ4_XS] = {{32, 7, false}, split_iq4_xs},
 };
 
 struct krn_quant_form krn_quant_form(uint32_t type)
@@ -216,19 +212,32 @@ void krn_quant_split(uint32_t type, const void *src, size_t n, uint8_t *q, float
     }
 }
 
+/* One group; a function of its own so that the compiler makes vectors of it. */
+static inline void dequant_group(struct krn_quant_form form, const uint8_t *q, float a, float b, float *dst, int n)
+{
+    int zero = 1 << form.zero_shift;
+    if (form.minima)
+        for (int i = 0; i < n; i++)
+            dst[i] = a * (float)q[i] - b;
+    else
+        for (int i = 0; i < n; i++)
+            dst[i] = a * (float)(q[i] - zero);
+}
+
 static void dequant_quantised(uint32_t type, const uint8_t *src, float *dst, size_t n)
 {
     const struct krn_type_info *info = krn_type_info(type);
     const struct format *f = &formats[type];
-    size_t group = f->form.group;
-    int zero = 1 << f->form.zero_shift;
     uint8_t q[256];
-    float a[16], b[16];
+    float a[16], b[16] = {0};
     for (size_t i = 0; i < n; i += info->block_elems, src += info->block_bytes) {
         f->split(src, q, a, b);
-        for (size_t j = 0; j < info->block_elems; j++) {
-            size_t g = j / group;
-            dst[i + j] = f->form.minima ? a[g] * (float)q[j] - b[g] : a[g] * (float)(q[j] - zero);
+        for (size_t j = 0; j < info->block_elems; j += f->form.group) {
+            size_t g = j / f->form.group;
+            if (f->form.group == 32)
+                dequant_group(f->form, q + j, a[g], b[g], dst + i + j, 32);
+            else
+                dequant_group(f->form, q + j, a[g], b[g], dst + i + j, 16);
         }
     }
 }
@@ -238,9 +247,7 @@ void krn_dequant_row(uint32_t type, const void *src, float *dst, size_t n)
     const uint8_t *p = src;
     uint16_t h;
     switch (type) {
-    case KRN_F32:
-        memcpy(dst, src, n * sizeof *dst);
-        return;
+    case KRN_F32: memcpy(dst, src, n * sizeof *dst); return;
     case KRN_F16:
         for (size_t i = 0; i < n; i++)
             dst[i] = half_at(p + 2 * i);
@@ -251,8 +258,7 @@ void krn_dequant_row(uint32_t type, const void *src, float *dst, size_t n)
             dst[i] = krn_bf16_to_f32(h);
         }
         return;
-    default:
-        dequant_quantised(type, p, dst, n);
+    default: dequant_quantised(type, p, dst, n);
     }
 }
 
@@ -263,6 +269,12 @@ void krn_q8_odd_block(uint32_t max_bits, int8_t *q, struct krn_q8_block *block)
     float d = max_bits >= KRN_Q8_INFINITE ? krn_f32_from_bits(0x7fc00000u) : 0.0f;
     memset(q, 0, 32);
     *block = (struct krn_q8_block){.d = d, .s = d};
+}
+
+/* rintf() for |x| < 2^22, without a call: the sum has no room for a fraction. */
+static inline float nearest_even(float x)
+{
+    return (x + 0x1.8p23f) - 0x1.8p23f;
 }
 
 static void q8_quant_block(const float *x, int8_t *q, struct krn_q8_block *block)
@@ -280,8 +292,8 @@ static void q8_quant_block(const float *x, int8_t *q, struct krn_q8_block *block
     float amax = krn_f32_from_bits(max), inverse = 127.0f / amax;
     int32_t low = 0, high = 0;
     for (int i = 0; i < 16; i++) {
-        q[i] = (int8_t)rintf(x[i] * inverse);
-        q[16 + i] = (int8_t)rintf(x[16 + i] * inverse);
+        q[i] = (int8_t)nearest_even(x[i] * inverse);
+        q[16 + i] = (int8_t)nearest_even(x[16 + i] * inverse);
         low += q[i];
         high += q[16 + i];
     }

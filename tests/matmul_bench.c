@@ -73,7 +73,8 @@ static void bench_type(const struct krn_cpu_matmul *isa, uint32_t type, size_t k
     for (int f32 = info->quantised ? 0 : 1; f32 < 2; f32++) {
         printf("%-8s %-6s %-4s k %5zu rows %5zu ", isa->name, info->name, f32 ? "f32" : "int8", k, rows);
         for (size_t c = 0; c < sizeof columns / sizeof columns[0]; c++) {
-            b.m = (struct krn_matmul){.type = type, .w_stride = krn_row_bytes(type, k), .k = k, .row1 = rows, .n_cols = columns[c], .y = y, .y_stride = rows};
+            b.m = (struct krn_matmul){
+                .type = type, .w_stride = krn_row_bytes(type, k), .k = k, .row1 = rows, .n_cols = columns[c], .y = y, .y_stride = rows};
             b.m.x = f32 ? (const uint8_t *)x : q8;
             b.m.x_stride = f32 ? k * sizeof *x : krn_q8_row_bytes(k);
             double seconds = measure(&b, f32 ? isa->f32 : isa->q8);
@@ -103,7 +104,8 @@ int main(int argc, char **argv)
             continue;
         for (uint32_t t = 0; t < KRN_TYPE_MAX; t++) {
             const struct krn_type_info *info = krn_type_info(t);
-            if (info != NULL && info->computes && k % info->block_elems == 0 && (strcmp(type_name, "all") == 0 || strcmp(type_name, info->name) == 0))
+            if (info != NULL && info->computes && k % info->block_elems == 0 &&
+                (strcmp(type_name, "all") == 0 || strcmp(type_name, info->name) == 0))
                 bench_type(isa, t, k, rows, kilobytes);
         }
     }

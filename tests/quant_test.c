@@ -36,11 +36,11 @@ static void test_types(void)
         const char *name;
         unsigned elems, bytes;
     } known[] = {
-        {0, "F32", 1, 4},         {1, "F16", 1, 2},          {2, "Q4_0", 32, 18},     {3, "Q4_1", 32, 20},     {6, "Q5_0", 32, 22},
-        {7, "Q5_1", 32, 24},      {8, "Q8_0", 32, 34},       {10, "Q2_K", 256, 84},   {11, "Q3_K", 256, 110},  {12, "Q4_K", 256, 144},
-        {13, "Q5_K", 256, 176},   {14, "Q6_K", 256, 210},    {16, "IQ2_XXS", 256, 66}, {17, "IQ2_XS", 256, 74}, {18, "IQ3_XXS", 256, 98},
-        {19, "IQ1_S", 256, 50},   {20, "IQ4_NL", 32, 18},    {21, "IQ3_S", 256, 110}, {22, "IQ2_S", 256, 82},  {23, "IQ4_XS", 256, 136},
-        {29, "IQ1_M", 256, 56},   {30, "BF16", 1, 2},        {34, "TQ1_0", 256, 54},  {35, "TQ2_0", 256, 66},  {39, "MXFP4", 32, 17},
+        {0, "F32", 1, 4},       {1, "F16", 1, 2},       {2, "Q4_0", 32, 18},      {3, "Q4_1", 32, 20},     {6, "Q5_0", 32, 22},
+        {7, "Q5_1", 32, 24},    {8, "Q8_0", 32, 34},    {10, "Q2_K", 256, 84},    {11, "Q3_K", 256, 110},  {12, "Q4_K", 256, 144},
+        {13, "Q5_K", 256, 176}, {14, "Q6_K", 256, 210}, {16, "IQ2_XXS", 256, 66}, {17, "IQ2_XS", 256, 74}, {18, "IQ3_XXS", 256, 98},
+        {19, "IQ1_S", 256, 50}, {20, "IQ4_NL", 32, 18}, {21, "IQ3_S", 256, 110},  {22, "IQ2_S", 256, 82},  {23, "IQ4_XS", 256, 136},
+        {29, "IQ1_M", 256, 56}, {30, "BF16", 1, 2},     {34, "TQ1_0", 256, 54},   {35, "TQ2_0", 256, 66},  {39, "MXFP4", 32, 17},
     };
     size_t next = 0;
     for (uint32_t t = 0; t < 300; t++) {
@@ -205,8 +205,7 @@ static float formula_256(uint32_t type, const uint8_t *p, int i)
         int q = (p[32 + i / 128 * 32 + i % 32] >> two & 3) - (p[i % 32] >> sub & 1 ? 0 : 4);
         return half_at(p + 108) * (float)q3_scale(p + 96, g) * (float)q;
     }
-    case KRN_Q4_K:
-        return half_at(p) * (float)k_scale(p + 4, sub) * (float)k_nibble(p + 16, i) - half_at(p + 2) * (float)k_min(p + 4, sub);
+    case KRN_Q4_K: return half_at(p) * (float)k_scale(p + 4, sub) * (float)k_nibble(p + 16, i) - half_at(p + 2) * (float)k_min(p + 4, sub);
     case KRN_Q5_K: {
         int q = k_nibble(p + 48, i) + 16 * (p[16 + i % 32] >> sub & 1);
         return half_at(p) * (float)k_scale(p + 4, sub) * (float)q - half_at(p + 2) * (float)k_min(p + 4, sub);
@@ -274,9 +273,9 @@ static void test_formats(void)
 static const struct {
     uint32_t type;
     double error;
-} bounds[] = {{KRN_F32, 0},       {KRN_F16, 3e-4},    {KRN_BF16, 2.5e-3}, {KRN_Q8_0, 6e-3},   {KRN_Q6_K, 1.9e-2},   {KRN_Q5_K, 3.7e-2}, {KRN_Q5_1, 3.9e-2},
-              {KRN_Q5_0, 4.4e-2}, {KRN_Q4_K, 7.5e-2}, {KRN_Q4_1, 8e-2},   {KRN_Q4_0, 8.9e-2}, {KRN_IQ4_XS, 7.5e-2}, {KRN_IQ4_NL, 7.5e-2}, {KRN_Q3_K, 1.6e-1},
-              {KRN_Q2_K, 3e-1}};
+} bounds[] = {{KRN_F32, 0},       {KRN_F16, 3e-4},      {KRN_BF16, 2.5e-3},   {KRN_Q8_0, 6e-3},   {KRN_Q6_K, 1.9e-2},
+              {KRN_Q5_K, 3.7e-2}, {KRN_Q5_1, 3.9e-2},   {KRN_Q5_0, 4.4e-2},   {KRN_Q4_K, 7.5e-2}, {KRN_Q4_1, 8e-2},
+              {KRN_Q4_0, 8.9e-2}, {KRN_IQ4_XS, 7.5e-2}, {KRN_IQ4_NL, 7.5e-2}, {KRN_Q3_K, 1.6e-1}, {KRN_Q2_K, 3e-1}};
 
 static void test_encoder(void)
 {
@@ -300,8 +299,8 @@ static void test_encoder(void)
         int spilt = 0;
         for (int i = 0; i < 16; i++)
             spilt += row[bytes + (size_t)i] != 0xA5;
-        tap_ok(error <= bounds[t].error && spilt == 0, "%s: encoding a normal distribution loses %.4f, at most %.4f", krn_type_info(type)->name,
-               error, bounds[t].error);
+        tap_ok(error <= bounds[t].error && spilt == 0, "%s: encoding a normal distribution loses %.4f, at most %.4f",
+               krn_type_info(type)->name, error, bounds[t].error);
     }
     memset(x, 0, N * sizeof *x);
     int nonzero = 0;

@@ -72,7 +72,8 @@ static void load_panel(const struct job *job, struct krn_rows rows, size_t n, vo
 }
 
 /* A panel of fewer than 16 rows: unpackers read 16, so the rows move to a place where there are 16. */
-__attribute__((noinline)) static void load_part_panel(const struct job *job, struct krn_rows rows, size_t n_rows, size_t n, void *panel, bool f32)
+__attribute__((noinline)) static void load_part_panel(const struct job *job, struct krn_rows rows, size_t n_rows, size_t n, void *panel,
+                                                      bool f32)
 {
     _Alignas(64) uint8_t copy[PANEL_ROWS][CHUNK_K * sizeof(float)];
     size_t bytes = krn_row_bytes(job->m->type, n);

@@ -1,7 +1,7 @@
 /* Weights times activations on the CPU.
  *
  * y[col][row] = sum over k of W[row][k] * x[col][k]. Pure functions over the caller's memory: any thread, no allocation, no state. A caller
- * that wants several threads gives each of them its own range of rows.
+ * that wants several threads gives each of them its own range of rows, best a multiple of 32.
  *
  * Numerics. The value of one (row, column) does not depend on how many rows or columns a call holds, nor on where they lie. It does not
  * depend on the instruction set either: every version computes the same expression tree, which is

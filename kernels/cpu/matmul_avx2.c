@@ -104,6 +104,11 @@ static void tile_q8(struct krn_quant_form form, const struct krn_panel *p, size_
     }
 }
 
+static void quantise_row(const float *x, void *q8, size_t k)
+{
+    quantise_blocks(x, q8, (struct krn_q8_block *)((int8_t *)q8 + krn_q8_blocks_offset(k)), k);
+}
+
 /* ---- table ---- */
 
 static const struct krn_panel_ops ops = {
@@ -126,7 +131,7 @@ static const struct krn_cpu_matmul avx2 = {
     .quantise_row = quantise_row,
     .q8 = avx2_q8,
     .f32 = avx2_f32,
-    .dequant = krn_dequant_row,
+    .dequant = dequant,
 };
 
 const struct krn_cpu_matmul *krn_matmul_avx2(void)

@@ -50,8 +50,8 @@ INLINE vflt f_fma(vflt a, vflt b, vflt c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vflt f_fnma(vflt a, vflt b, vflt c) { return _mm256_fnmadd_ps(a, b, c); }
 INLINE vflt f_negative(vflt a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
 
-/* LANES halves in memory, aligned. */
-INLINE vflt f_halves(const uint16_t *h) { return _mm256_cvtph_ps(_mm_load_si128((const __m128i *)h)); }
+/* LANES halves in memory. */
+INLINE vflt f_halves(const uint16_t *h) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)h)); }
 /* The half in the 16 bits from `shift` on of each word. */
 INLINE vflt f_half_of(vint v, unsigned shift)
 {

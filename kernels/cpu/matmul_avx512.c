@@ -97,6 +97,17 @@ static void tile_q8(struct krn_quant_form form, const struct krn_panel *p, size_
     tile_variants[panels - 1][form.group == 32][form.minima](&t, n_cols);
 }
 
+static void quantise_row(const float *x, void *q8, size_t k)
+{
+    int8_t *q = q8;
+    struct krn_q8_block *blocks = (struct krn_q8_block *)(q + krn_q8_blocks_offset(k));
+    size_t i = 0;
+    for (; i + 128 <= k; i += 128)
+        if (!q8_four(x + i, q + i, &blocks[i / 32]))
+            quantise_blocks(x + i, q + i, &blocks[i / 32], 128);
+    quantise_blocks(x + i, q + i, &blocks[i / 32], k - i);
+}
+
 /* ---- table ---- */
 
 static const struct krn_panel_ops ops = {
@@ -119,7 +130,7 @@ static const struct krn_cpu_matmul avx512 = {
     .quantise_row = quantise_row,
     .q8 = avx512_q8,
     .f32 = avx512_f32,
-    .dequant = krn_dequant_row,
+    .dequant = dequant,
 };
 
 const struct krn_cpu_matmul *krn_matmul_avx512(void)

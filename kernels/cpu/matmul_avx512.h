@@ -50,8 +50,8 @@ INLINE vflt f_fma(vflt a, vflt b, vflt c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vflt f_fnma(vflt a, vflt b, vflt c) { return _mm512_fnmadd_ps(a, b, c); }
 INLINE vflt f_negative(vflt a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
 
-/* LANES halves in memory, aligned. */
-INLINE vflt f_halves(const uint16_t *h) { return _mm512_cvtph_ps(_mm256_load_si256((const __m256i *)h)); }
+/* LANES halves in memory. */
+INLINE vflt f_halves(const uint16_t *h) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)h)); }
 /* The half in the 16 bits from `shift` on of each word. */
 INLINE vflt f_half_of(vint v, unsigned shift) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(v, shift))); }
 
@@ -150,6 +150,52 @@ INLINE void q8_round(const float *x, float inverse, int8_t *q, int32_t *sum_low,
     _mm_store_si128((__m128i *)(q + 16), _mm512_cvtepi32_epi8(b));
     *sum_low = _mm512_reduce_add_epi32(a);
     *sum = *sum_low + _mm512_reduce_add_epi32(b);
+}
+
+INLINE vint q8_merge(vint a, vint b, const bool maximum)
+{
+    return maximum ? _mm512_max_epu32(a, b) : _mm512_add_epi32(a, b);
+}
+
+/* The maximum, or sum, of the 16 words of each of four vectors: word i is that of v[i]. */
+INLINE __m128i q8_across(const vint v[4], const bool maximum)
+{
+    vint a = q8_merge(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]), maximum);
+    vint b = q8_merge(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]), maximum);
+    vint c = q8_merge(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b), maximum);
+    c = q8_merge(c, _mm512_shuffle_i64x2(c, c, 0x4E), maximum);
+    return _mm512_castsi512_si128(q8_merge(c, _mm512_shuffle_i64x2(c, c, 0xB1), maximum));
+}
+
+/* Four blocks of activations together, which shares the divisions and most of the horizontal work. False, and nothing done, if one of them
+ * is odd. */
+INLINE bool q8_four(const float *x, int8_t *q, struct krn_q8_block *blocks)
+{
+    vint max[4], low[4], high[4];
+    UNROLL(4) for (int i = 0; i < 4; i++) {
+        vint a = v_and(_mm512_loadu_si512(x + 32 * i), v_words(0x7fffffff)), b = v_and(_mm512_loadu_si512(x + 32 * i + 16), v_words(0x7fffffff));
+        max[i] = _mm512_max_epu32(a, b);
+    }
+    __m128i amax_bits = q8_across(max, true);
+    if (_mm_cmp_epu32_mask(amax_bits, _mm_set1_epi32((int32_t)KRN_Q8_INFINITE), _MM_CMPINT_NLT) != 0 ||
+        _mm_cmp_epu32_mask(amax_bits, _mm_set1_epi32((int32_t)KRN_Q8_TINY), _MM_CMPINT_LT) != 0)
+        return false;
+    __m128 amax = _mm_castsi128_ps(amax_bits), d = _mm_div_ps(amax, _mm_set1_ps(127.0f));
+    vflt inverse = _mm512_broadcast_f32x4(_mm_div_ps(_mm_set1_ps(127.0f), amax));
+    UNROLL(4) for (int i = 0; i < 4; i++) {
+        vflt scale = _mm512_permutexvar_ps(v_words(i), inverse);
+        low[i] = _mm512_cvtps_epi32(f_mul(f_loadu(x + 32 * i), scale));
+        high[i] = _mm512_cvtps_epi32(f_mul(f_loadu(x + 32 * i + 16), scale));
+        _mm_store_si128((__m128i *)(q + 32 * i), _mm512_cvtepi32_epi8(low[i]));
+        _mm_store_si128((__m128i *)(q + 32 * i + 16), _mm512_cvtepi32_epi8(high[i]));
+    }
+    __m128i sum_low = q8_across(low, false), sum = _mm_add_epi32(sum_low, q8_across(high, false));
+    __m128 rows[4] = {d, _mm_mul_ps(d, _mm_cvtepi32_ps(sum)), _mm_castsi128_ps(_mm_sub_epi32(_mm_setzero_si128(), sum)),
+                      _mm_castsi128_ps(_mm_sub_epi32(_mm_setzero_si128(), sum_low))};
+    _MM_TRANSPOSE4_PS(rows[0], rows[1], rows[2], rows[3]);
+    UNROLL(4) for (int i = 0; i < 4; i++)
+        _mm_storeu_ps((float *)&blocks[i], rows[i]); /* the four fields, in order */
+    return true;
 }
 
 #endif

@@ -89,7 +89,11 @@ static void tile_f32(const struct krn_panel_f32 *p, size_t n, const uint8_t *con
 }
 
 static const struct krn_panel_ops ops = {
-    .unpack = unpack, .tile_q8 = tile_q8, .unpack_f32 = unpack_f32, .expand = expand, .tile_f32 = tile_f32,
+    .unpack = unpack,
+    .tile_q8 = tile_q8,
+    .unpack_f32 = unpack_f32,
+    .expand = expand,
+    .tile_f32 = tile_f32,
 };
 
 static void portable_q8(const struct krn_matmul *m)

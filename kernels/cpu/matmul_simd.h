@@ -323,13 +323,22 @@ static void tile_f32(const struct krn_panel_f32 *p, size_t n, const uint8_t *con
     }
 }
 
+/* Rows of halves by vector; for the rest the portable version has vectors enough. */
+static void dequant(uint32_t type, const void *src, float *dst, size_t n)
+{
+    const uint16_t *h = src;
+    size_t whole = type == KRN_F16 ? n / LANES * LANES : 0;
+    for (size_t i = 0; i < whole; i += LANES)
+        f_storeu(dst + i, f_halves(h + i));
+    krn_dequant_row(type, h + whole, dst + whole, n - whole);
+}
+
 /* ---- activations ---- */
 
-static void quantise_row(const float *x, void *q8, size_t k)
+/* As krn_q8_quant_row, for n values whose row has its blocks elsewhere. */
+INLINE void quantise_blocks(const float *x, int8_t *q, struct krn_q8_block *blocks, size_t n)
 {
-    int8_t *q = q8;
-    struct krn_q8_block *blocks = (struct krn_q8_block *)(q + krn_q8_blocks_offset(k));
-    for (size_t i = 0; i < k; i += 32) {
+    for (size_t i = 0; i < n; i += 32) {
         uint32_t max = q8_magnitude(x + i);
         if (max >= KRN_Q8_INFINITE || max < KRN_Q8_TINY) {
             krn_q8_odd_block(max, q + i, &blocks[i / 32]);
