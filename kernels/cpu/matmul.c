@@ -48,6 +48,8 @@ enum krn_isa krn_cpu_best(void)
 
 /* ---- driver ---- */
 
+enum { PREFETCH_COLS = 32 };
+
 /* One call of the driver: some columns of a matmul. */
 struct job {
     const struct krn_matmul *m;
@@ -85,10 +87,24 @@ __attribute__((noinline)) static void load_part_panel(const struct job *job, str
     load_panel(job, (struct krn_rows){copy[0], sizeof copy[0]}, n, panel, f32);
 }
 
+/* With few columns the weights are what takes time; ask for those of the next block while this one is multiplied. Inline, because the
+ * compiler takes a function that only prefetches for one without effect, and drops the call. */
+static inline __attribute__((always_inline)) void prefetch(const struct job *job, size_t row, size_t k)
+{
+    const struct krn_matmul *m = job->m;
+    if (m->n_cols > PREFETCH_COLS || row + PANEL_ROWS > m->row1)
+        return;
+    const uint8_t *w = m->w + row * m->w_stride + k / CHUNK_K * job->chunk_bytes;
+    for (size_t r = 0; r < PANEL_ROWS; r++)
+        for (size_t at = 0; at < job->chunk_bytes; at += 64)
+            __builtin_prefetch(w + r * m->w_stride + at, 0, 2);
+}
+
 /* Unpack the chunk at k of the panel that starts at row; n_rows <= PANEL_ROWS of it count. */
 static void load(const struct job *job, size_t row, size_t n_rows, size_t k, size_t n, void *panel, bool f32)
 {
     const struct krn_matmul *m = job->m;
+    prefetch(job, row + BLOCK_ROWS, k);
     struct krn_rows rows = {m->w + row * m->w_stride + k / CHUNK_K * job->chunk_bytes, m->w_stride};
     if (n_rows == PANEL_ROWS)
         load_panel(job, rows, n, panel, f32);
