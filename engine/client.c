@@ -16,6 +16,7 @@
 #include "engine/client.h"
 #include "engine/engine.h"
 #include "engine/error.h"
+#include "engine/server.h"
 #include "engine/snapshot.h"
 #include "engine/wire.h"
 

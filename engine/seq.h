@@ -44,7 +44,7 @@ struct seq {
     double prompt_us, decode_us;
     uint32_t preempted;
     struct health health;
-    char error[256];
+    char error[512];
     char *done;                   /* DONE object, once state is SEQ_DONE */
     /* all-reduce figures of this sequence's decode steps */
     double ar_us, step_us;

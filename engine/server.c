@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/connect.h"
+#include "engine/engine.h"
 #include "engine/error.h"
 #include "engine/msg.h"
 
@@ -129,11 +131,13 @@ static bool room(struct client *c, size_t n, bool may_grow)
 
 static void put(struct client *c, const void *data, size_t n)
 {
-    if (n != 0)
-        memcpy(c->out + c->out_end, data, n);
+    if (n == 0 || data == NULL)
+        return;
+    memcpy(c->out + c->out_end, data, n);
     c->out_end += n;
 }
 
+/* text may be NULL when the head says that there is none. */
 static void push(struct client *c, const struct wire_head *h, const void *text, const void *blob, bool may_grow)
 {
     if (c->fd < 0 || c->drop)
@@ -262,7 +266,7 @@ static void accept_clients(struct server *s)
         int fd = accept(s->listen_fd, NULL, NULL);
         if (fd < 0)
             return;
-        if (!add_client(s, fd))
+        if (!connect_send_page(fd, s->e->page_fd) || !add_client(s, fd))
             close(fd);
     }
 }

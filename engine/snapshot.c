@@ -1,5 +1,4 @@
 /* See snapshot.h. The payload is copied word by word with relaxed atomics, so that a torn read is a retry and not undefined behaviour. */
-#define _GNU_SOURCE
 #include "engine/snapshot.h"
 
 #include <errno.h>

@@ -1,0 +1,220 @@
+/* The engine: opening, closing, the control thread, loading and laying out models. */
+#include "engine/engine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/error.h"
+#include "engine/server.h"
+
+static enum rs_result choose_isa(const char *name, enum krn_isa *out, struct rs_error *err)
+{
+    static const char *const NAMES[KRN_ISA_COUNT] = {"portable", "avx2", "avx512"};
+    *out = krn_cpu_best();
+    if (name == NULL)
+        return RS_OK;
+    for (int i = 0; i < KRN_ISA_COUNT; i++)
+        if (strcmp(NAMES[i], name) == 0) {
+            if (krn_cpu_vec((enum krn_isa)i) == NULL || krn_cpu_matmul((enum krn_isa)i) == NULL)
+                return error_set(err, RS_EUSAGE, "this processor or build has no %s kernels", name);
+            *out = (enum krn_isa)i;
+            return RS_OK;
+        }
+    return error_set(err, RS_EUSAGE, "no instruction set '%.20s'; there are portable, avx2, avx512", name);
+}
+
+enum rs_result engine_open(const struct rs_local_params *params, const char *name, int listen_fd, int first, struct engine **out, struct rs_error *err)
+{
+    struct engine *e = calloc(1, sizeof *e);
+    if (e == NULL)
+        return error_set(err, RS_ENOMEM, "out of memory for the engine");
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    snprintf(e->name, sizeof e->name, "%s", name);
+    e->workers = params != NULL && params->workers != 0 ? params->workers : cores > 0 ? (unsigned)cores : 1;
+    e->page_fd = -1;
+    e->graph = e->guard = true;
+    e->next_stream = e->next_session = 1;
+    enum rs_result rc = choose_isa(params != NULL ? params->isa : NULL, &e->isa, err);
+    if (rc == RS_OK)
+        rc = patch_open(&e->patches, err);
+    if (rc == RS_OK)
+        rc = pool_open(e->workers, &e->pool, err);
+    if (rc == RS_OK)
+        rc = snapshot_create(&e->page, &e->page_fd, err);
+    if (rc == RS_OK)
+        rc = server_open(e, listen_fd, first, &e->server, err);
+    if (rc != RS_OK) {
+        engine_close(e);
+        return rc;
+    }
+    *out = e;
+    return RS_OK;
+}
+
+static void drop_sequences(struct engine *e)
+{
+    while (e->seqs != NULL) {
+        struct seq *s = e->seqs;
+        e->seqs = s->next;
+        seq_free(s);
+    }
+    e->n_done = 0;
+}
+
+void engine_unload(struct engine *e)
+{
+    for (struct seq *s = e->seqs, *next; s != NULL; s = next) {
+        next = s->next;
+        if (s->state != SEQ_DONE)
+            step_finish(e, s, SEQ_STOP_CANCELLED);
+    }
+    drop_sequences(e);
+    sched_free_arrays(e);
+    timing_close(e->timing);
+    e->timing = NULL;
+    runtime_close(e->rt);
+    e->rt = NULL;
+    model_close(e->model);
+    e->model = NULL;
+}
+
+void engine_close(struct engine *e)
+{
+    if (e == NULL)
+        return;
+    server_close(e->server);
+    drop_sequences(e);
+    while (e->sessions != NULL) {
+        struct session *x = e->sessions;
+        e->sessions = x->next;
+        free(x->data);
+        free(x->tok);
+        free(x->kind);
+        free(x);
+    }
+    sched_free_arrays(e);
+    timing_close(e->timing);
+    runtime_close(e->rt);
+    model_close(e->model);
+    pool_close(e->pool);
+    patch_close(&e->patches);
+    snapshot_unmap(e->page);
+    if (e->page_fd >= 0)
+        close(e->page_fd);
+    free(e);
+}
+
+const struct snapshot_page *engine_page(const struct engine *e)
+{
+    return e->page;
+}
+
+void engine_run(struct engine *e)
+{
+    while (!server_stopping(e->server)) {
+        bool work = sched_build(e);
+        if (work)
+            step_run(e);
+        server_poll(e->server, work ? 0 : -1);
+    }
+    server_flush(e->server);
+}
+
+struct runtime_config engine_default_config(const struct model *m)
+{
+    uint32_t ctx = m->hp.context < 8192 ? m->hp.context : 8192;
+    return (struct runtime_config){.ranks = 1, .split = SHARD_AUTO, .cache = KRN_CACHE_F16, .ctx = ctx, .max_seqs = 256, .batch_tokens = 512, .max_logits = 256};
+}
+
+/* moe.split and cache are patches, but they shape the layout. */
+static void layout_from_patches(const struct patch_table *t, struct runtime_config *cfg)
+{
+    const char *split = patch_current(t, SLOT_MOE_SPLIT), *cache = patch_current(t, SLOT_CACHE);
+    cfg->split = strcmp(split, "tp") == 0 ? SHARD_TP : strcmp(split, "ep") == 0 ? SHARD_EP : SHARD_AUTO;
+    cfg->cache = strcmp(cache, "f32") == 0 ? KRN_CACHE_F32 : strcmp(cache, "bf16") == 0 ? KRN_CACHE_BF16 : KRN_CACHE_F16;
+}
+
+/* Put a new runtime in place of the old one; everything that was computed under the old one is void. */
+static enum rs_result adopt(struct engine *e, struct runtime *rt, struct rs_error *err)
+{
+    struct timing *t = NULL;
+    enum rs_result rc = timing_open(&rt->prog, &t, err);
+    struct runtime *old = e->rt;
+    if (rc == RS_OK) {
+        e->rt = rt;
+        rc = sched_arrays(e, err);
+    }
+    if (rc != RS_OK) {
+        e->rt = old;
+        timing_close(t);
+        runtime_close(rt);
+        return rc;
+    }
+    sched_restart(e);
+    timing_close(e->timing);
+    e->timing = t;
+    runtime_close(old);
+    return RS_OK;
+}
+
+enum rs_result engine_load(struct engine *e, const char *path, const struct runtime_config *want, struct rs_error *err)
+{
+    struct model *m = NULL;
+    struct runtime *rt = NULL;
+    struct runtime_config cfg;
+    enum rs_result rc = model_open(path, &m, err);
+    if (rc != RS_OK)
+        return rc;
+    cfg = engine_default_config(m);
+    cfg.ranks = want->ranks != 0 ? want->ranks : cfg.ranks;
+    cfg.ctx = want->ctx != 0 ? want->ctx : cfg.ctx;
+    cfg.max_seqs = want->max_seqs != 0 ? want->max_seqs : cfg.max_seqs;
+    cfg.batch_tokens = want->batch_tokens != 0 ? want->batch_tokens : cfg.batch_tokens;
+    if (cfg.batch_tokens < cfg.max_seqs)
+        cfg.max_seqs = cfg.batch_tokens;
+    cfg.max_logits = cfg.max_seqs > 64 ? cfg.max_seqs : 64;
+    layout_from_patches(&e->patches.now, &cfg);
+    rc = runtime_open(m, &cfg, &e->patches.now, e->pool, e->isa, &rt, err);
+    if (rc != RS_OK) {
+        model_close(m);
+        return rc;
+    }
+    struct timing *t = NULL;
+    rc = timing_open(&rt->prog, &t, err);
+    if (rc != RS_OK) {
+        runtime_close(rt);
+        model_close(m);
+        return rc;
+    }
+    engine_unload(e);
+    e->model = m;
+    e->rt = rt;
+    e->timing = t;
+    rc = sched_arrays(e, err);
+    if (rc != RS_OK)
+        engine_unload(e);
+    return rc;
+}
+
+enum rs_result engine_relayout(struct engine *e, const struct runtime_config *cfg, const struct patch_table *patches, struct rs_error *err)
+{
+    struct runtime *rt;
+    struct runtime_config c = *cfg;
+    layout_from_patches(patches, &c);
+    enum rs_result rc = runtime_open(e->model, &c, patches, e->pool, e->isa, &rt, err);
+    return rc == RS_OK ? adopt(e, rt, err) : rc;
+}
+
+enum rs_result engine_repatch(struct engine *e, const struct patch_table *next, struct rs_error *err)
+{
+    if (e->rt == NULL)
+        return RS_OK;
+    if (patch_difference(&e->patches.now, next) == PATCH_RESHARD)
+        return engine_relayout(e, &e->rt->cfg, next, err);
+    enum rs_result rc = runtime_resolve(e->rt, next, err);
+    if (rc == RS_OK)
+        e->rt->backend->ops->retire(e->rt->backend, e->patches.now.generation + 1);
+    return rc;
+}

@@ -1,0 +1,102 @@
+/* The engine's inside: what the control thread owns. Only engine/ includes this. */
+#ifndef RANKSCOPE_ENGINE_ENGINE_H
+#define RANKSCOPE_ENGINE_ENGINE_H
+
+#include <jansson.h>
+
+#include "engine/backend.h"
+#include "engine/batch.h"
+#include "engine/model.h"
+#include "engine/patch.h"
+#include "engine/pool.h"
+#include "engine/rankscope.h"
+#include "engine/runtime.h"
+#include "engine/seq.h"
+#include "engine/snapshot.h"
+#include "engine/timing.h"
+
+struct session {
+    struct session *next;
+    uint32_t id, stream; /* stream 0: none yet */
+    char *data;          /* the client's JSON */
+    int32_t *tok;        /* tokens and row kinds of its last sequence: a continuation keeps what each row was */
+    uint8_t *kind;
+    uint32_t n;
+};
+
+enum { ENGINE_KEEP_DONE = 64 };
+
+struct engine {
+    char name[64];
+    unsigned workers;
+    enum krn_isa isa;
+    struct pool *pool;
+    struct server *server;
+
+    struct model *model;        /* NULL: none open */
+    struct runtime *rt;
+    struct patch_store patches;
+    bool graph, guard, fast;
+
+    struct seq *seqs;           /* oldest first; done ones last-in-place until pruned */
+    uint32_t n_done, next_stream;
+    struct session *sessions;
+    uint32_t next_session;
+    struct batch batch;         /* arrays of the runtime's limits */
+    struct seq **row_seq;       /* [max_logits] sequence of each wanted row */
+    struct sample_scratch scratch;
+
+    struct timing *timing;
+    struct snapshot_page *page;
+    int page_fd;
+    uint64_t steps, tokens;
+    /* tokens per second over the last second of work */
+    double rate_us, rate_tokens, rate;
+};
+
+/* listen_fd, first: see server.h. */
+enum rs_result engine_open(const struct rs_local_params *params, const char *name, int listen_fd, int first, struct engine **out, struct rs_error *err);
+void engine_close(struct engine *e);
+/* The control thread: serve and step until told to stop. */
+void engine_run(struct engine *e);
+const struct snapshot_page *engine_page(const struct engine *e);
+
+/* Open a model over what is there; on failure the old one stays. progress may be NULL. */
+enum rs_result engine_load(struct engine *e, const char *path, const struct runtime_config *cfg, struct rs_error *err);
+void engine_unload(struct engine *e);
+/* A new layout of the loaded model; sequences are computed again. On failure the old one stays. */
+enum rs_result engine_relayout(struct engine *e, const struct runtime_config *cfg, const struct patch_table *patches, struct rs_error *err);
+/* Choices and graphs for a new patch table. */
+enum rs_result engine_repatch(struct engine *e, const struct patch_table *next, struct rs_error *err);
+
+struct runtime_config engine_default_config(const struct model *m);
+
+/* sched.c */
+/* Put the next rows into e->batch. false: nothing to do. Allocates nothing. */
+bool sched_build(struct engine *e);
+/* The step is done: rows count as cached, full blocks are published. */
+void sched_commit(struct engine *e);
+void sched_release(struct engine *e, struct seq *s); /* give its blocks back */
+void sched_restart(struct engine *e);                /* caches are void: every running sequence starts over */
+enum rs_result sched_arrays(struct engine *e, struct rs_error *err);
+void sched_free_arrays(struct engine *e);
+
+/* step.c */
+/* Run one step over e->batch, sample, emit. A step that fails ends the sequences in it. */
+void step_run(struct engine *e);
+void step_finish(struct engine *e, struct seq *s, enum seq_stop why);
+/* Run ids through the model in a sequence of its own; see method "forward". */
+struct forward_out {
+    int32_t *argmax;   /* [n] or NULL */
+    float *logits;     /* [rows][vocab] or NULL */
+    bool all_logits;
+    float *layers;     /* [n_layers + 1][n_embd] or NULL */
+    double nll;        /* mean over tokens 1 .. n-1 */
+};
+enum rs_result step_forward(struct engine *e, const int32_t *ids, uint32_t n, struct forward_out *out, struct rs_error *err);
+
+json_t *engine_state_json(const struct engine *e);
+void engine_announce(struct engine *e); /* STATE event to all */
+uint32_t engine_ctx_used(const struct engine *e);
+
+#endif

@@ -1,0 +1,195 @@
+/* Method audit: what was read, what was assumed, who holds what. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+#include "engine/error.h"
+#include "engine/msg.h"
+#include "kernels/type.h"
+
+static json_t *file_json(const struct model *m)
+{
+    return json_pack("{s:s,s:i,s:I,s:I,s:s,s:I,s:s}", "path", m->path, "files", (int)gguf_n_files(m->gguf), "bytes", (json_int_t)gguf_file_bytes(m->gguf), "tensors",
+                     (json_int_t)gguf_n_tensors(m->gguf), "arch", m->hp.arch_name, "params", (json_int_t)m->w.n_params, "hash", m->hash);
+}
+
+static json_t *defaults_json(const struct hparams *hp)
+{
+    json_t *a = json_array();
+    for (uint32_t i = 0; i < hp->n_defaults; i++)
+        json_array_append_new(a, json_pack("{s:s,s:s,s:s,s:b}", "key", hp->defaults[i].key, "value", hp->defaults[i].value, "meaning", hp->defaults[i].meaning,
+                                           "matters", hp->defaults[i].matters));
+    return a;
+}
+
+static json_t *slots_json(const struct program *p)
+{
+    json_t *a = json_array();
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        const struct op *o = &p->ops[i];
+        json_t *list = json_array();
+        if (o->kind != OP_QKV_A && o->kind != OP_GATE_UP && o->kind != OP_MOE_GATE_UP) {
+            json_decref(list);
+            continue;
+        }
+        for (uint32_t s = 0; s < o->n_w; s++) {
+            const struct op_view *v = plan_view(p, 0, o->w[s]);
+            if (v->tensor != NULL)
+                json_array_append_new(list, json_pack("{s:i,s:s,s:s,s:i}", "slot", (int)s, "tensor", v->tensor, "type", krn_type_info(v->type)->name, "file_order",
+                                                      o->file_slot[0] == s ? 0 : 1));
+        }
+        json_array_append_new(a, json_pack("{s:s,s:o,s:b}", "site", o->site, "slots", list, "file_order_differs", o->file_slot[0] != 0));
+    }
+    return a;
+}
+
+/* How a view was cut, by comparing it with its whole tensor. */
+static const char *split_of(const struct weight *w, const struct program *p, uint32_t index, bool heads)
+{
+    bool rows = false, cols = false, mats = false;
+    for (uint32_t r = 0; r < p->n_ranks; r++) {
+        const struct op_view *v = plan_view(p, r, index);
+        rows |= v->rows != w->rows;
+        cols |= v->k != w->k;
+        mats |= v->n_mats != w->n_mats;
+    }
+    return mats ? (heads ? "heads" : "experts") : cols ? "cols" : rows ? "rows" : "replicated";
+}
+
+static const struct weight *weight_of(const struct model *m, const char *name, const struct op *o)
+{
+    if (o->layer >= 0) {
+        const struct layer_weights *lw = &m->w.layers[o->layer];
+        for (int i = 0; i < W_LAYER_COUNT; i++)
+            if (lw->w[i].data != NULL && strcmp(lw->w[i].name, name) == 0)
+                return &lw->w[i];
+    }
+    if (strcmp(m->w.embed.name, name) == 0)
+        return &m->w.embed;
+    return strcmp(m->w.output.name, name) == 0 ? &m->w.output : &m->w.output_norm;
+}
+
+static json_t *plan_json(const struct model *m, const struct program *p)
+{
+    json_t *a = json_array();
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        const struct op *o = &p->ops[i];
+        for (uint32_t s = 0; s < o->n_w; s++) {
+            const struct op_view *v = plan_view(p, 0, o->w[s]);
+            if (v->tensor == NULL)
+                continue;
+            const struct weight *w = weight_of(m, v->tensor, o);
+            const char *split = split_of(w, p, o->w[s], o->kind == OP_MLA);
+            json_t *ranks = json_array();
+            for (uint32_t r = 0; r < p->n_ranks; r++) {
+                const struct op_view *x = plan_view(p, r, o->w[s]);
+                uint32_t from = strcmp(split, "cols") == 0 ? x->col0 : strcmp(split, "rows") == 0 ? x->row0 : x->mat0;
+                uint32_t n = strcmp(split, "cols") == 0 ? x->k : strcmp(split, "rows") == 0 ? x->rows : x->n_mats;
+                json_array_append_new(ranks, json_pack("{s:i,s:I,s:I}", "rank", (int)r, "from", (json_int_t)from, "to", (json_int_t)(from + n)));
+            }
+            json_array_append_new(a, json_pack("{s:s,s:s,s:[I,I,I],s:s,s:o}", "tensor", v->tensor, "type", krn_type_info(w->type)->name, "shape", (json_int_t)w->k,
+                                               (json_int_t)w->rows, (json_int_t)w->n_mats, "split", split, "ranks", ranks));
+        }
+    }
+    return a;
+}
+
+static json_t *ranks_json(const struct model *m, const struct program *p, enum krn_cache_type cache)
+{
+    json_t *a = json_array();
+    uint64_t per_token = (uint64_t)(m->hp.kv_lora + m->hp.rope) * krn_cache_elem_bytes(cache) * m->hp.n_layers;
+    for (uint32_t r = 0; r < p->n_ranks; r++) {
+        uint64_t bytes = 0;
+        for (uint32_t i = 0; i < p->n_views; i++) {
+            const struct op_view *v = plan_view(p, r, i);
+            bytes += v->rows != 0 ? (uint64_t)krn_row_bytes(v->type, v->k) * v->rows * v->n_mats : 0;
+        }
+        json_array_append_new(a, json_pack("{s:i,s:I,s:I}", "rank", (int)r, "bytes_weights", (json_int_t)bytes, "bytes_cache_per_token", (json_int_t)per_token));
+    }
+    return a;
+}
+
+static void add_warning(json_t *list, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+static void add_warning(json_t *list, const char *fmt, ...)
+{
+    char s[400];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(s, sizeof s, fmt, ap);
+    va_end(ap);
+    json_array_append_new(list, json_string(s));
+}
+
+static json_t *warnings_json(const struct model *m, const struct shard_plan *shard)
+{
+    json_t *a = json_array();
+    size_t unused = 0;
+    const char *first = NULL;
+    for (size_t i = 0; i < gguf_n_tensors(m->gguf); i++)
+        if (!m->w.used[i]) {
+            first = first == NULL ? gguf_tensor_at(m->gguf, i)->name : first;
+            unused++;
+        }
+    if (unused != 0)
+        add_warning(a, "%zu tensors are in the file but used by nothing, the first is %s", unused, first);
+    if (m->w.tied)
+        add_warning(a, "output.weight is missing: token_embd.weight serves as the head");
+    if (m->hp.legacy_kv_b)
+        add_warning(a, "attn_kv_b was taken apart at load: %llu bytes of f32", (unsigned long long)m->w.owned_bytes);
+    for (size_t i = 0; vocab_note(m->vocab, i) != NULL; i++)
+        add_warning(a, "%s", vocab_note(m->vocab, i));
+    if (m->hp.n_experts != 0)
+        add_warning(a, "experts are split %s: %s", shard->split[shard->n_layers - 1] == SHARD_EP ? "whole (ep)" : "inside (tp)", shard->split_why);
+    return a;
+}
+
+static enum rs_result audit(const struct model *m, uint32_t ranks, enum shard_split split, enum krn_cache_type cache, json_t *o, struct rs_error *err)
+{
+    struct shard_plan shard = {0};
+    struct program p = {0};
+    enum rs_result rc = shard_make(&m->hp, &m->w, ranks, split, &shard, err);
+    if (rc == RS_OK)
+        rc = plan_build(&m->hp, &m->w, &shard, PLAN_MAIN, m->hp.context, &p, err);
+    if (rc == RS_OK) {
+        json_object_set_new(o, "file", file_json(m));
+        json_object_set_new(o, "defaults", defaults_json(&m->hp));
+        json_object_set_new(o, "slots", slots_json(&p));
+        json_object_set_new(o, "allreduce", json_pack("{s:s,s:i,s:i}", "formula", "2 x layers + 1", "layers", (int)m->hp.n_layers, "per_step",
+                                                      (int)hparams_allreduces(&m->hp)));
+        json_object_set_new(o, "plan", plan_json(m, &p));
+        json_object_set_new(o, "ranks", ranks_json(m, &p, cache));
+        json_object_set_new(o, "warnings", warnings_json(m, &shard));
+    }
+    plan_free(&p);
+    shard_free(&shard);
+    return rc;
+}
+
+static enum rs_result msg_audit(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
+{
+    const char *path = NULL, *split = "auto";
+    uint32_t ranks = e->rt != NULL ? e->rt->cfg.ranks : 1;
+    args_str(a, "path", &path);
+    args_str(a, "split", &split);
+    args_u32(a, "ranks", 1, RS_MAX_RANKS, &ranks);
+    enum rs_result rc = args_end(a);
+    if (rc != RS_OK)
+        return rc;
+    if (path == NULL && e->model == NULL)
+        return error_set(err, RS_ESTATE, "audit: no model is open and no path was given");
+    enum shard_split s = strcmp(split, "tp") == 0 ? SHARD_TP : strcmp(split, "ep") == 0 ? SHARD_EP : SHARD_AUTO;
+    if (s == SHARD_AUTO && strcmp(split, "auto") != 0)
+        return error_set(err, RS_EUSAGE, "audit: split must be auto, tp or ep, not '%.20s'", split);
+    struct model *other = NULL;
+    if (path != NULL)
+        rc = model_open(path, &other, err);
+    if (rc == RS_OK)
+        rc = audit(other != NULL ? other : e->model, ranks, s, e->rt != NULL ? e->rt->cfg.cache : KRN_CACHE_F16, m->reply, err);
+    model_close(other);
+    return rc;
+}
+
+const struct msg_method MSG_AUDIT[] = {{"audit", false, msg_audit}, {NULL, false, NULL}};

@@ -1,0 +1,253 @@
+/* Methods about the model and the engine itself: hello, open, close, info, set, stop, ping. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "config.h"
+#include "engine/engine.h"
+#include "engine/error.h"
+#include "engine/msg.h"
+#include "engine/msg_util.h"
+#include "engine/server.h"
+#include "kernels/type.h"
+
+static enum rs_result msg_hello(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
+{
+    uint32_t protocol = 0;
+    const char *client = "";
+    bool control = false, take = false;
+    args_need(a, args_u32(a, "protocol", 0, UINT32_MAX, &protocol), "protocol");
+    args_str(a, "client", &client);
+    args_bool(a, "control", &control);
+    args_bool(a, "take", &take);
+    enum rs_result rc = args_end(a);
+    if (rc != RS_OK)
+        return rc;
+    if (protocol != RS_PROTOCOL)
+        return error_set(err, RS_ESTATE, "engine %s speaks protocol %d, this client %u: restart the engine or use the same version", e->name, RS_PROTOCOL, protocol);
+    bool in_control = control || take ? server_take_control(e->server, m->slot, take) : false;
+    json_object_set_new(m->reply, "protocol", json_integer(RS_PROTOCOL));
+    json_object_set_new(m->reply, "version", json_string(PACKAGE_VERSION));
+    json_object_set_new(m->reply, "name", json_string(e->name));
+    json_object_set_new(m->reply, "pid", json_integer(getpid()));
+    json_object_set_new(m->reply, "in_control", json_boolean(in_control));
+    return RS_OK;
+}
+
+static json_t *types_json(const struct model *m)
+{
+    json_t *o = json_object();
+    for (size_t i = 0; i < gguf_n_tensors(m->gguf); i++) {
+        const char *name = krn_type_info(gguf_tensor_at(m->gguf, i)->type)->name;
+        json_object_set_new(o, name, json_integer(json_integer_value(json_object_get(o, name)) + 1));
+    }
+    return o;
+}
+
+static json_t *model_json(const struct model *m)
+{
+    const struct hparams *hp = &m->hp;
+    json_t *o = json_object();
+    json_object_set_new(o, "path", json_string(m->path));
+    json_object_set_new(o, "name", m->name != NULL ? json_string(m->name) : json_null());
+    json_object_set_new(o, "arch", json_string(hp->arch_name));
+    json_object_set_new(o, "hash", json_string(m->hash));
+    json_object_set_new(o, "params", json_integer((json_int_t)m->w.n_params));
+    json_object_set_new(o, "bytes", json_integer((json_int_t)m->w.file_bytes));
+    const struct { const char *key; uint32_t v; } n[] = {{"layers", hp->n_layers}, {"nextn", hp->n_nextn}, {"n_embd", hp->n_embd}, {"vocab", hp->vocab},
+        {"context", hp->context}, {"heads", hp->n_heads}, {"experts", hp->n_experts}, {"experts_used", hp->n_used}, {"index_topk", hp->index_topk}};
+    for (size_t i = 0; i < sizeof n / sizeof n[0]; i++)
+        json_object_set_new(o, n[i].key, json_integer(n[i].v));
+    json_object_set_new(o, "template", m->chat_template != NULL ? json_string(m->chat_template) : json_null());
+    json_object_set_new(o, "pre", json_string(vocab_pre_name(m->vocab)));
+    json_object_set_new(o, "bos", json_integer(vocab_bos(m->vocab)));
+    json_object_set_new(o, "adds_bos", json_boolean(vocab_adds_bos(m->vocab)));
+    json_object_set_new(o, "types", types_json(m));
+    return o;
+}
+
+static void fill_info(const struct engine *e, json_t *o)
+{
+    json_object_set_new(o, "model", e->model != NULL ? model_json(e->model) : json_null());
+    json_object_set_new(o, "backend", json_string("cpu"));
+    json_object_set_new(o, "workers", json_integer(e->workers));
+    json_object_set_new(o, "isa", json_string(krn_cpu_matmul(e->isa)->name));
+    json_object_set_new(o, "simulated", json_true());
+    json_object_set_new(o, "state", engine_state_json(e));
+}
+
+static enum rs_result msg_info(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
+{
+    (void)err;
+    enum rs_result rc = args_end(a);
+    if (rc == RS_OK)
+        fill_info(e, m->reply);
+    return rc;
+}
+
+static bool parse_mode(struct args *a, bool *graph)
+{
+    const char *s;
+    if (!args_str(a, "mode", &s))
+        return false;
+    if (strcmp(s, "graph") != 0 && strcmp(s, "eager") != 0) {
+        a->rc = error_set(a->err, RS_EUSAGE, "mode must be graph or eager, not '%.20s'", s);
+        return false;
+    }
+    *graph = s[0] == 'g';
+    return true;
+}
+
+static bool parse_numerics(struct args *a, bool *fast)
+{
+    const char *s;
+    if (!args_str(a, "numerics", &s))
+        return false;
+    if (strcmp(s, "fast") != 0 && strcmp(s, "invariant") != 0) {
+        a->rc = error_set(a->err, RS_EUSAGE, "numerics must be invariant or fast, not '%.20s'", s);
+        return false;
+    }
+    *fast = s[0] == 'f';
+    return true;
+}
+
+/* Patches given with "open": {"mla": "absorbed", "matmul@*.out": "f32"}. Applied before the model is laid out, so nothing is done twice. */
+static enum rs_result plan_patches(struct engine *e, json_t *obj, struct rs_error *err)
+{
+    const char *key;
+    json_t *v;
+    json_object_foreach(obj, key, v) {
+        char slot[64];
+        const char *at = strchr(key, '@');
+        size_t n = at != NULL ? (size_t)(at - key) : strlen(key);
+        struct patch_table next;
+        enum patch_cost cost;
+        if (n >= sizeof slot || !json_is_string(v))
+            return error_set(err, RS_EUSAGE, "patches: '%.40s' must be SLOT or SLOT@SITE with a string", key);
+        memcpy(slot, key, n);
+        slot[n] = '\0';
+        enum rs_result rc = patch_plan(&e->patches, slot, json_string_value(v), at != NULL ? at + 1 : NULL, &next, &cost, err);
+        if (rc != RS_OK)
+            return rc;
+        patch_commit(&e->patches, &next, slot, at != NULL ? at + 1 : NULL, json_string_value(v), "open", 0);
+    }
+    return RS_OK;
+}
+
+/* In graph mode an implementation that cannot be captured is refused before anything runs. */
+enum rs_result msg_check_capturable(const struct engine *e, const struct choice *ch, bool graph, bool guard, struct rs_error *err)
+{
+    if (!graph || !guard || e->rt == NULL)
+        return RS_OK;
+    for (uint32_t i = 0; i < e->rt->prog.n_ops; i++)
+        if (ch[i].impl->not_capturable)
+            return error_set(err, RS_ESTATE, "op %s: %s=%s cannot be captured in a graph (use eager mode, another implementation, or graph.guard=off)",
+                             e->rt->prog.ops[i].site, op_kind_name(e->rt->prog.ops[i].kind), ch[i].impl->name);
+    return RS_OK;
+}
+
+static enum rs_result msg_open(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
+{
+    const char *path = NULL;
+    struct runtime_config cfg = {0};
+    bool graph = e->graph, fast = e->fast, guard = e->guard;
+    json_t *patches = NULL;
+    args_need(a, args_str(a, "path", &path), "path");
+    args_u32(a, "ranks", 1, RS_MAX_RANKS, &cfg.ranks);
+    args_u32(a, "ctx", 16, 1u << 24, &cfg.ctx);
+    args_u32(a, "max_seqs", 1, 4096, &cfg.max_seqs);
+    args_u32(a, "batch_tokens", 1, 1u << 16, &cfg.batch_tokens);
+    parse_mode(a, &graph);
+    parse_numerics(a, &fast);
+    args_bool(a, "graph_guard", &guard);
+    args_object(a, "patches", &patches);
+    enum rs_result rc = args_end(a);
+    if (rc != RS_OK)
+        return rc;
+    struct patch_table before = e->patches.now;
+    if (patches != NULL)
+        rc = plan_patches(e, patches, err);
+    if (rc == RS_OK)
+        rc = engine_load(e, path, &cfg, err);
+    if (rc == RS_OK)
+        rc = msg_check_capturable(e, e->rt->choices, graph, guard, err);
+    if (rc != RS_OK) {
+        uint64_t g = e->patches.now.generation;
+        e->patches.now = before; /* as if nothing had been asked; the generation only ever grows */
+        e->patches.now.generation = g + 1;
+        return rc;
+    }
+    e->graph = graph;
+    e->fast = fast;
+    e->guard = guard;
+    fill_info(e, m->reply);
+    engine_announce(e);
+    return RS_OK;
+}
+
+static enum rs_result msg_close(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
+{
+    (void)m, (void)err;
+    enum rs_result rc = args_end(a);
+    if (rc == RS_OK) {
+        engine_unload(e);
+        engine_announce(e);
+    }
+    return rc;
+}
+
+static enum rs_result msg_set(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
+{
+    bool graph = e->graph, fast = e->fast, guard = e->guard;
+    uint32_t ranks = 0;
+    uint64_t t0 = server_now_us();
+    parse_mode(a, &graph);
+    parse_numerics(a, &fast);
+    args_bool(a, "graph_guard", &guard);
+    args_u32(a, "ranks", 1, RS_MAX_RANKS, &ranks);
+    enum rs_result rc = args_end(a);
+    if (rc == RS_OK && e->rt != NULL)
+        rc = msg_check_capturable(e, e->rt->choices, graph, guard, err);
+    if (rc == RS_OK && ranks != 0) {
+        if (e->rt == NULL)
+            return error_set(err, RS_ESTATE, "set: no model is open");
+        struct runtime_config cfg = e->rt->cfg;
+        cfg.ranks = ranks;
+        if (ranks != e->rt->cfg.ranks)
+            rc = engine_relayout(e, &cfg, &e->patches.now, err);
+    }
+    if (rc != RS_OK)
+        return rc;
+    e->graph = graph;
+    e->fast = fast;
+    e->guard = guard;
+    json_t *state = engine_state_json(e);
+    json_object_update(m->reply, state);
+    json_decref(state);
+    json_object_set_new(m->reply, "took_ms", json_real((double)(server_now_us() - t0) / 1e3));
+    engine_announce(e);
+    return RS_OK;
+}
+
+static enum rs_result msg_stop(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
+{
+    (void)m, (void)err;
+    enum rs_result rc = args_end(a);
+    if (rc == RS_OK)
+        server_stop(e->server);
+    return rc;
+}
+
+static enum rs_result msg_ping(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
+{
+    (void)e, (void)err;
+    enum rs_result rc = args_end(a);
+    json_object_set_new(m->reply, "time_us", json_integer((json_int_t)server_now_us()));
+    return rc;
+}
+
+const struct msg_method MSG_MODEL[] = {
+    {"hello", false, msg_hello}, {"open", true, msg_open}, {"close", true, msg_close}, {"info", false, msg_info},
+    {"set", true, msg_set},      {"stop", true, msg_stop}, {"ping", false, msg_ping},  {NULL, false, NULL},
+};

@@ -1,0 +1,146 @@
+/* Methods that look: stats, allreduce, ledger, program, health. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+#include "engine/error.h"
+#include "engine/msg.h"
+#include "engine/msg_util.h"
+
+static enum rs_result msg_stats(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
+{
+    bool reset = false;
+    args_bool(a, "reset", &reset);
+    enum rs_result rc = args_end(a);
+    if (rc == RS_OK)
+        rc = msg_need_model(e, "stats", err);
+    if (rc != RS_OK)
+        return rc;
+    json_t *o = timing_stats_json(e->timing);
+    json_object_update(m->reply, o);
+    json_decref(o);
+    json_object_set_new(m->reply, "steps", json_integer((json_int_t)e->steps));
+    json_object_set_new(m->reply, "tokens", json_integer((json_int_t)e->tokens));
+    json_object_set_new(m->reply, "tok_per_s", json_real(e->rate));
+    if (reset)
+        timing_reset(e->timing);
+    return RS_OK;
+}
+
+static enum rs_result msg_allreduce(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
+{
+    enum rs_result rc = args_end(a);
+    if (rc == RS_OK)
+        rc = msg_need_model(e, "allreduce", err);
+    if (rc != RS_OK)
+        return rc;
+    json_t *o = timing_allreduce_json(e->timing);
+    json_object_update(m->reply, o);
+    json_decref(o);
+    return RS_OK;
+}
+
+static const char *why_name(enum choice_why w)
+{
+    static const char *const NAMES[] = {"default", "patch", "site", "preset", "fallback"};
+    return NAMES[w];
+}
+
+static enum rs_result msg_ledger(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
+{
+    uint32_t limit = UINT32_MAX, n_ops;
+    args_u32(a, "limit", 1, UINT32_MAX, &limit);
+    enum rs_result rc = args_end(a);
+    if (rc == RS_OK)
+        rc = msg_need_model(e, "ledger", err);
+    if (rc != RS_OK)
+        return rc;
+    const struct program *p = &e->rt->prog;
+    const float *us = e->rt->backend->ops->op_us(e->rt->backend, &n_ops);
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < p->n_ops && i < limit; i++) {
+        const struct choice *c = &e->rt->choices[i];
+        json_t *per = json_array();
+        for (uint32_t r = 0; r < p->n_ranks; r++)
+            json_array_append_new(per, i < n_ops ? json_real((double)us[(size_t)i * p->n_ranks + r]) : json_null());
+        json_array_append_new(list, json_pack("{s:i,s:s,s:s,s:s,s:s,s:b,s:b,s:o,s:[]}", "op", (int)i, "site", p->ops[i].site, "kind", op_kind_name(p->ops[i].kind), "impl",
+                                              c->impl->name, "why", why_name(c->why), "capturable", !c->impl->not_capturable, "in_graph",
+                                              e->graph && !c->impl->not_capturable, "us", per, "absorbed"));
+    }
+    json_object_set_new(m->reply, "ops", list);
+    json_object_set_new(m->reply, "step", json_integer((json_int_t)e->steps));
+    json_object_set_new(m->reply, "mode", json_string(e->graph ? "graph" : "eager"));
+    return RS_OK;
+}
+
+static json_t *ref_json(const struct program *p, const struct op_ref *r)
+{
+    static const char *const LAYOUTS[] = {"replicated", "sharded", "partial"};
+    json_t *w = json_array();
+    for (uint32_t k = 0; k < p->n_ranks; k++)
+        json_array_append_new(w, json_integer(r->width != 0 ? r->width : p->width[r->buf][k]));
+    return json_pack("{s:s,s:s,s:i,s:o}", "buffer", op_buf_name((enum op_buf)r->buf), "layout", LAYOUTS[r->layout], "col", (int)r->col, "width", w);
+}
+
+static enum rs_result msg_program(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
+{
+    const char *site = "*";
+    args_str(a, "site", &site);
+    enum rs_result rc = args_end(a);
+    if (rc == RS_OK)
+        rc = msg_need_model(e, "program", err);
+    if (rc != RS_OK)
+        return rc;
+    const struct program *p = &e->rt->prog;
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        const struct op *o = &p->ops[i];
+        if (!plan_glob(site, o->site))
+            continue;
+        json_t *in = json_array(), *out = json_array(), *w = json_array();
+        for (int k = 0; k < OP_MAX_IN; k++)
+            if (o->in[k].buf != BUF_NONE)
+                json_array_append_new(in, ref_json(p, &o->in[k]));
+        for (int k = 0; k < OP_MAX_OUT; k++)
+            if (o->out[k].buf != BUF_NONE)
+                json_array_append_new(out, ref_json(p, &o->out[k]));
+        for (uint32_t k = 0; k < o->n_w; k++)
+            if (plan_view(p, 0, o->w[k])->tensor != NULL)
+                json_array_append_new(w, json_string(plan_view(p, 0, o->w[k])->tensor));
+        json_array_append_new(list, json_pack("{s:i,s:s,s:s,s:i,s:s,s:o,s:o,s:o}", "op", (int)i, "site", o->site, "kind", op_kind_name(o->kind), "layer", (int)o->layer,
+                                              "impl", e->rt->choices[i].impl->name, "in", in, "out", out, "weights", w));
+    }
+    json_object_set_new(m->reply, "ops", list);
+    json_object_set_new(m->reply, "ranks", json_integer(p->n_ranks));
+    json_object_set_new(m->reply, "allreduces", json_integer(p->n_allreduces));
+    return RS_OK;
+}
+
+static enum rs_result msg_health(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
+{
+    uint32_t id = 0;
+    bool given = args_u32(a, "stream", 1, UINT32_MAX, &id);
+    enum rs_result rc = args_end(a);
+    if (rc != RS_OK)
+        return rc;
+    const struct seq *found = NULL;
+    for (const struct seq *s = e->seqs; s != NULL; s = s->next)
+        if (s->state == SEQ_DONE && (given ? s->id == id : found == NULL || s->t_last >= found->t_last))
+            found = s;
+    if (found == NULL)
+        return given ? error_set(err, RS_ENOTFOUND, "health: no finished stream %u", id) : error_set(err, RS_ESTATE, "health: nothing has been answered yet");
+    json_t *done = json_loads(found->done, 0, NULL);
+    json_object_set_new(m->reply, "stream", json_integer(found->id));
+    const char *const keys[] = {"verdict", "reason", "health"};
+    for (int i = 0; i < 3; i++) {
+        json_t *v = json_object_get(done, keys[i]);
+        json_object_set(m->reply, keys[i], v != NULL ? v : json_null());
+    }
+    json_decref(done);
+    return RS_OK;
+}
+
+const struct msg_method MSG_OBSERVE[] = {
+    {"stats", false, msg_stats}, {"allreduce", false, msg_allreduce}, {"ledger", false, msg_ledger},
+    {"program", false, msg_program}, {"health", false, msg_health}, {NULL, false, NULL},
+};

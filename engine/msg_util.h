@@ -1,0 +1,15 @@
+/* What several files of methods share. */
+#ifndef RANKSCOPE_ENGINE_MSG_UTIL_H
+#define RANKSCOPE_ENGINE_MSG_UTIL_H
+
+#include "engine/engine.h"
+#include "engine/msg.h"
+
+/* RS_ESTATE naming the op if `ch` holds an implementation that graph mode must refuse. */
+enum rs_result msg_check_capturable(const struct engine *e, const struct choice *ch, bool graph, bool guard, struct rs_error *err);
+/* RS_ESTATE unless a model is open. */
+enum rs_result msg_need_model(const struct engine *e, const char *method, struct rs_error *err);
+/* "segments" or "text" (+ "special") or "ids" of a request as token ids; caller frees. */
+enum rs_result msg_read_ids(struct engine *e, struct args *a, int32_t **ids, size_t *n, struct rs_error *err);
+
+#endif

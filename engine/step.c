@@ -1,0 +1,470 @@
+/* One step: run the batch, sample, hand out tokens, end what has ended. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+#include "engine/error.h"
+#include "engine/guard.h"
+#include "engine/server.h"
+#include "engine/verdict.h"
+
+static void set_number(json_t *o, const char *key, double x)
+{
+    json_object_set_new(o, key, isfinite(x) ? json_real(x) : json_null());
+}
+
+static json_t *patches_json(const struct engine *e)
+{
+    json_t *o = json_object();
+    for (uint32_t i = 0; patch_slot(i) != NULL; i++) {
+        const char *now = patch_current(&e->patches.now, i);
+        if (strcmp(now, patch_slot(i)->impls[0].name) != 0)
+            json_object_set_new(o, patch_slot(i)->name, json_string(now));
+    }
+    for (uint32_t i = 0; i < e->patches.now.n; i++) {
+        const struct patch_entry *p = &e->patches.now.entry[i];
+        char key[96];
+        if (strcmp(p->glob, "*") == 0)
+            continue;
+        snprintf(key, sizeof key, "%s@%s", patch_slot(p->slot)->name, p->glob);
+        json_object_set_new(o, key, json_string(p->impl));
+    }
+    return o;
+}
+
+uint32_t engine_ctx_used(const struct engine *e)
+{
+    uint32_t n = 0;
+    for (const struct seq *s = e->seqs; s != NULL; s = s->next)
+        if (s->state == SEQ_RUNNING)
+            n += s->n_cached;
+    return n;
+}
+
+json_t *engine_state_json(const struct engine *e)
+{
+    uint32_t running = 0, waiting = 0;
+    const struct seq *last = NULL;
+    for (const struct seq *s = e->seqs; s != NULL; s = s->next) {
+        running += s->state == SEQ_RUNNING;
+        waiting += s->state == SEQ_WAITING;
+        if (s->state == SEQ_DONE && (last == NULL || s->t_last >= last->t_last))
+            last = s;
+    }
+    json_t *o = json_object();
+    json_object_set_new(o, "ranks", e->rt != NULL ? json_integer(e->rt->cfg.ranks) : json_null());
+    json_object_set_new(o, "mode", json_string(e->graph ? "graph" : "eager"));
+    json_object_set_new(o, "armed", json_false());
+    json_object_set_new(o, "numerics", json_string(e->fast ? "fast" : "invariant"));
+    json_object_set_new(o, "graph_guard", json_boolean(e->guard));
+    json_object_set_new(o, "generation", json_integer((json_int_t)e->patches.now.generation));
+    json_object_set_new(o, "patches", patches_json(e));
+    json_object_set_new(o, "steps", json_integer((json_int_t)e->steps));
+    json_object_set_new(o, "running", json_integer(running));
+    json_object_set_new(o, "waiting", json_integer(waiting));
+    json_object_set_new(o, "ctx_used", json_integer(engine_ctx_used(e)));
+    json_object_set_new(o, "ctx_total", e->rt != NULL ? json_integer(e->rt->cfg.ctx) : json_null());
+    json_t *done = last != NULL && last->done != NULL ? json_loads(last->done, 0, NULL) : NULL;
+    json_t *v = json_object_get(done, "verdict"), *why = json_object_get(done, "reason");
+    json_object_set(o, "verdict", v != NULL ? v : json_null());
+    json_object_set(o, "reason", why != NULL ? why : json_null());
+    json_decref(done);
+    return o;
+}
+
+void engine_announce(struct engine *e)
+{
+    json_t *o = engine_state_json(e);
+    char *s = json_dumps(o, JSON_COMPACT);
+    server_event(e->server, -1, RS_EVENT_STATE, RS_OK, 0, s, NULL, 0);
+    free(s);
+    json_decref(o);
+}
+
+static char *done_object(struct engine *e, struct seq *s)
+{
+    json_t *o = json_object();
+    struct timing_ar ar = timing_recent(e->timing);
+    json_object_set_new(o, "stop", json_string(seq_stop_name(s->stop)));
+    json_object_set_new(o, "text", json_stringn_nocheck(s->text, s->n_text));
+    json_object_set_new(o, "thinking", json_stringn_nocheck(s->thought, s->n_thought));
+    json_object_set_new(o, "prompt_tokens", json_integer(s->n_prompt));
+    json_object_set_new(o, "cached_tokens", json_integer(s->n_reused));
+    json_object_set_new(o, "tokens", json_integer(s->n_out));
+    set_number(o, "prompt_ms", s->t_first != 0 ? (double)(s->t_first - s->t_start) / 1e3 : NAN);
+    set_number(o, "decode_ms", s->t_first != 0 ? (double)(s->t_last - s->t_first) / 1e3 : NAN);
+    set_number(o, "queue_ms", s->t_start != 0 ? (double)(s->t_start - s->t_submit) / 1e3 : NAN);
+    set_number(o, "tok_per_s", s->n_out > 1 && s->t_last > s->t_first ? (s->n_out - 1) * 1e6 / (double)(s->t_last - s->t_first) : NAN);
+    json_object_set_new(o, "mode", json_string(e->graph ? "graph" : "eager"));
+    json_object_set_new(o, "ranks", json_integer(e->rt->cfg.ranks));
+    json_object_set_new(o, "patches", patches_json(e));
+    json_object_set_new(o, "preempted", json_integer(s->preempted));
+    verdict_json(e, s, o);
+    json_object_set_new(o, "allreduce", json_pack("{s:i,s:f,s:f,s:f,s:b}", "per_step", (int)e->rt->prog.n_allreduces, "mean_us", (double)ar.mean_us,
+                                                  "p99_us", (double)ar.p99_us, "share", s->step_us > 0 ? s->ar_us / s->step_us : 0.0, "simulated", 1));
+    json_object_set_new(o, "error", s->stop == SEQ_STOP_ERROR ? json_string(s->error) : json_null());
+    char *text = json_dumps(o, JSON_COMPACT);
+    json_decref(o);
+    return text;
+}
+
+/* A continuation of this conversation finds here what its rows were. */
+static void remember(struct engine *e, const struct seq *s)
+{
+    for (struct session *x = e->sessions; x != NULL; x = x->next) {
+        if (x->id != s->session || x->stream != s->id)
+            continue;
+        int32_t *tok = malloc((s->n + 1) * sizeof *tok);
+        uint8_t *kind = malloc(s->n + 1);
+        if (tok == NULL || kind == NULL) {
+            free(tok);
+            free(kind);
+            return; /* only costs a recomputation */
+        }
+        memcpy(tok, s->tok, s->n * sizeof *tok);
+        memcpy(kind, s->kind, s->n);
+        free(x->tok);
+        free(x->kind);
+        x->tok = tok;
+        x->kind = kind;
+        x->n = s->n;
+    }
+}
+
+static void prune(struct engine *e)
+{
+    struct seq **at = &e->seqs;
+    while (e->n_done > ENGINE_KEEP_DONE && *at != NULL) {
+        struct seq *s = *at;
+        bool kept = false;
+        for (struct session *x = e->sessions; x != NULL; x = x->next)
+            kept |= x->stream == s->id;
+        if (s->state == SEQ_DONE && !kept) {
+            *at = s->next;
+            seq_free(s);
+            e->n_done--;
+        } else {
+            at = &s->next;
+        }
+    }
+}
+
+static void emit_rest(struct engine *e, struct seq *s)
+{
+    char tail[8];
+    size_t n = vocab_stream_flush(&s->stream, tail, sizeof tail);
+    char *dst = s->thinking ? s->thought : s->text;
+    size_t *len = s->thinking ? &s->n_thought : &s->n_text;
+    if (n != 0 && *len + n <= s->text_cap) {
+        memcpy(dst + *len, tail, n);
+        *len += n;
+        if (s->thinking)
+            server_token(e->server, s->subscribers, s->id, -1, RS_TOKEN_THINKING, tail, n);
+    }
+    if (s->n_text > s->n_sent) { /* held back for a stop string that did not come */
+        server_token(e->server, s->subscribers, s->id, -1, 0, s->text + s->n_sent, s->n_text - s->n_sent);
+        s->n_sent = s->n_text;
+    }
+}
+
+void step_finish(struct engine *e, struct seq *s, enum seq_stop why)
+{
+    if (s->state == SEQ_DONE)
+        return;
+    emit_rest(e, s);
+    remember(e, s);
+    sched_release(e, s);
+    s->state = SEQ_DONE;
+    s->stop = why;
+    if (s->t_last == 0)
+        s->t_last = server_now_us();
+    s->done = done_object(e, s);
+    e->n_done++;
+    server_event_mask(e->server, s->subscribers, RS_EVENT_DONE, s->id, s->done);
+    prune(e);
+}
+
+/* How many bytes at the end of text could be the beginning of a stop string. */
+static size_t could_be_stop(const struct seq *s)
+{
+    size_t most = 0;
+    for (uint32_t i = 0; i < s->n_stops; i++) {
+        size_t len = strlen(s->stops[i]);
+        for (size_t k = len < s->n_text ? len : s->n_text; k > most; k--)
+            if (memcmp(s->text + s->n_text - k, s->stops[i], k) == 0) {
+                most = k;
+                break;
+            }
+    }
+    return most;
+}
+
+/* Where the first complete stop string begins at or after `from`, or SIZE_MAX. */
+static size_t find_stop(const struct seq *s, size_t from)
+{
+    size_t best = SIZE_MAX;
+    for (uint32_t i = 0; i < s->n_stops; i++) {
+        size_t len = strlen(s->stops[i]);
+        for (size_t at = from; at + len <= s->n_text && at < best; at++)
+            if (memcmp(s->text + at, s->stops[i], len) == 0)
+                best = at;
+    }
+    return best;
+}
+
+/* Append a token's text and pass on what may be shown. Returns the reason to stop, or SEQ_STOP_NONE. Allocates nothing. */
+static enum seq_stop deliver(struct engine *e, struct seq *s, int32_t id)
+{
+    size_t plen;
+    const char *piece = vocab_piece(e->model->vocab, id, &plen);
+    bool special = vocab_is_special(e->model->vocab, id);
+    char buf[1024];
+    size_t cap = sizeof buf;
+    if (special && piece != NULL && plen == 8 && memcmp(piece, "</think>", 8) == 0 && s->thinking) {
+        s->thinking = false;
+        server_token(e->server, s->subscribers, s->id, id, RS_TOKEN_SPECIAL, "", 0);
+        return SEQ_STOP_NONE;
+    }
+    if (!special && s->thinking && plen == 8 && memcmp(piece, "</think>", 8) == 0) {
+        s->thinking = false; /* a user-defined token in some files */
+        server_token(e->server, s->subscribers, s->id, id, RS_TOKEN_SPECIAL, "", 0);
+        return SEQ_STOP_NONE;
+    }
+    size_t n = vocab_stream_put(e->model->vocab, &s->stream, id, s->special, buf, cap);
+    if (n == SIZE_MAX)
+        n = 0;
+    uint32_t flags = special ? RS_TOKEN_SPECIAL : 0;
+    if (s->thinking) {
+        n = n < s->text_cap - s->n_thought ? n : s->text_cap - s->n_thought;
+        memcpy(s->thought + s->n_thought, buf, n);
+        s->n_thought += n;
+        server_token(e->server, s->subscribers, s->id, id, flags | RS_TOKEN_THINKING, buf, n);
+        return SEQ_STOP_NONE;
+    }
+    size_t before = s->n_text;
+    n = n < s->text_cap - s->n_text ? n : s->text_cap - s->n_text;
+    memcpy(s->text + s->n_text, buf, n);
+    s->n_text += n;
+    size_t longest = 0;
+    for (uint32_t i = 0; i < s->n_stops; i++)
+        longest = strlen(s->stops[i]) > longest ? strlen(s->stops[i]) : longest;
+    size_t hit = s->n_stops != 0 ? find_stop(s, before > longest ? before - longest : 0) : SIZE_MAX;
+    if (hit != SIZE_MAX)
+        s->n_text = hit;
+    size_t show = hit != SIZE_MAX ? s->n_text : s->n_text - could_be_stop(s);
+    if (show < s->n_sent)
+        show = s->n_sent;
+    server_token(e->server, s->subscribers, s->id, id, flags, s->text + s->n_sent, show - s->n_sent);
+    s->n_sent = show;
+    return hit != SIZE_MAX ? SEQ_STOP_STRING : SEQ_STOP_NONE;
+}
+
+/* Take the next token of a sequence whose logits are there. */
+static enum seq_stop advance(struct engine *e, struct seq *s, const float *logits, uint64_t now)
+{
+    struct sample_info info;
+    int32_t id = sample_token(&s->sp, &s->rng, logits, vocab_size(e->model->vocab), s->tok, s->n, &e->scratch, &info);
+    bool end = vocab_is_eog(e->model->vocab, id);
+    health_token(&s->health, id, &info);
+    if (s->t_first == 0)
+        s->t_first = now;
+    s->t_last = now;
+    if (end && !s->ignore_eos)
+        return SEQ_STOP_EOS;
+    s->tok[s->n] = id;
+    s->kind[s->n++] = BATCH_GENERATED;
+    s->n_out++;
+    e->tokens++;
+    enum seq_stop stop = deliver(e, s, id);
+    if (stop == SEQ_STOP_NONE && (s->n_out >= s->max_out || s->n >= s->cap))
+        stop = SEQ_STOP_LENGTH;
+    return stop;
+}
+
+static void write_snapshot(struct engine *e, double wall_us)
+{
+    struct rs_snapshot s = {.version = RS_PROTOCOL, .n_ranks = e->rt->cfg.ranks, .step = e->steps, .time_us = server_now_us(), .mode = e->graph,
+                            .simulated = 1, .rows = e->batch.n_rows, .ops_per_step = e->rt->prog.n_ops,
+                            .allreduces_per_step = e->rt->prog.n_allreduces, .tok_per_s = (float)e->rate, .tokens_total = e->tokens,
+                            .generation = e->patches.now.generation, .cache_blocks_used = e->rt->kv.n_held, .cache_blocks_total = e->rt->kv.n_blocks - 1};
+    for (const struct seq *q = e->seqs; q != NULL; q = q->next) {
+        s.running += q->state == SEQ_RUNNING;
+        s.waiting += q->state == SEQ_WAITING;
+    }
+    for (uint32_t r = 0; r < s.n_ranks; r++) {
+        struct rs_rank_snapshot *o = &s.rank[r];
+        e->rt->backend->ops->memory(e->rt->backend, r, &o->bytes_weights, &o->bytes_cache, &o->bytes_buffers);
+        o->ar_p50_us = o->ar_p99_us = o->gpu_util = o->gpu_temp_c = o->gpu_power_w = NAN;
+        o->mem_used = o->mem_total = UINT64_MAX;
+    }
+    timing_fill(e->timing, &s);
+    s.step_us = (float)wall_us;
+    snapshot_write(e->page, &s);
+}
+
+static enum rs_result run_batch(struct engine *e, const struct probe_set *probes, double *wall_us, struct rs_error *err)
+{
+    struct backend *b = e->rt->backend;
+    enum rs_result rc = b->ops->reserve(b, e->batch.max_keys, err);
+    struct backend_step st = {.prog = &e->rt->prog, .choices = e->rt->choices, .batch = &e->batch, .probes = probes,
+                              .generation = probes != NULL ? UINT64_MAX : e->patches.now.generation, .graph = e->graph && probes == NULL,
+                              .graph_guard = e->guard, .fast = e->fast};
+    if (rc != RS_OK)
+        return rc;
+    uint64_t t0 = server_now_us();
+    rc = b->ops->step(b, &st, err);
+    *wall_us = (double)(server_now_us() - t0);
+    if (rc != RS_OK)
+        return rc;
+    e->steps++;
+    bool decode = true;
+    for (uint32_t g = 0; g < e->batch.n_segs; g++)
+        decode &= e->batch.segs[g].kind == BATCH_GENERATED;
+    uint32_t n_ops;
+    struct timing_step ts = {.prog = &e->rt->prog, .op_us = b->ops->op_us(b, &n_ops), .wall_us = *wall_us, .graph = st.graph, .decode = decode,
+                             .rows = e->batch.n_rows};
+    timing_step(e->timing, &ts);
+    return RS_OK;
+}
+
+static void count_rate(struct engine *e, uint32_t tokens, double us)
+{
+    e->rate_us += us;
+    e->rate_tokens += tokens;
+    if (e->rate_us > 1e6) { /* halve: a sliding mean over the last second or two of work */
+        e->rate_us /= 2;
+        e->rate_tokens /= 2;
+    }
+    e->rate = e->rate_us > 0 ? e->rate_tokens * 1e6 / e->rate_us : 0;
+}
+
+void step_run(struct engine *e)
+{
+    struct rs_error err;
+    double wall;
+    uint32_t n_logits = e->batch.n_logits;
+    enum rs_result rc = run_batch(e, NULL, &wall, &err);
+    if (rc != RS_OK) {
+        for (struct seq *s = e->seqs; s != NULL; s = s->next)
+            if (s->grew && s->state == SEQ_RUNNING) {
+                snprintf(s->error, sizeof s->error, "%s", err.msg);
+                step_finish(e, s, SEQ_STOP_ERROR);
+                break; /* the list may have been pruned; the next turn meets the others */
+            }
+        return;
+    }
+    guard_enter();
+    sched_commit(e);
+    uint64_t now = server_now_us();
+    double ar = (double)timing_last(e->timing).share;
+    for (uint32_t i = 0; i < n_logits; i++) {
+        struct seq *s = e->row_seq[i];
+        if (s->n_out > 0) {
+            s->ar_us += ar * wall;
+            s->step_us += wall;
+            s->steps++;
+        }
+        s->stop = advance(e, s, e->rt->backend->ops->logits(e->rt->backend, i), now);
+    }
+    count_rate(e, n_logits, wall);
+    write_snapshot(e, wall);
+    server_flush(e->server);
+    guard_leave();
+    for (uint32_t i = 0; i < n_logits; i++) /* finishing frees only sequences that have finished, so later entries stay valid */
+        if (e->row_seq[i]->stop != SEQ_STOP_NONE)
+            step_finish(e, e->row_seq[i], e->row_seq[i]->stop);
+}
+
+/* Negative log-likelihood of `next` under a row of logits. */
+static double row_nll(const float *x, uint32_t vocab, int32_t next)
+{
+    double m = -INFINITY, z = 0;
+    for (uint32_t i = 0; i < vocab; i++)
+        m = (double)x[i] > m ? (double)x[i] : m;
+    for (uint32_t i = 0; i < vocab; i++)
+        z += exp((double)x[i] - m);
+    return m + log(z) - (double)x[next];
+}
+
+static int32_t argmax(const float *x, uint32_t n)
+{
+    uint32_t at = 0;
+    for (uint32_t i = 1; i < n; i++)
+        if (x[i] > x[at])
+            at = i;
+    return (int32_t)at;
+}
+
+/* Copies of the residual stream at the last row: after the embedding, after each layer but the last, after output_norm. */
+static uint32_t layer_taps(const struct engine *e, float *dst, struct probe_copy *taps)
+{
+    const struct program *p = &e->rt->prog;
+    uint32_t n = 0, width = e->model->hp.n_embd;
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        const struct op *o = &p->ops[i];
+        bool embed = o->kind == OP_ALLREDUCE && o->layer < 0 && o->out[0].buf == BUF_X;
+        bool layer = o->kind == OP_ADD && o->layer >= 0 && (uint32_t)o->layer + 1 < e->model->hp.n_layers && strstr(o->site, ".ffn.") != NULL;
+        bool last = o->kind == OP_RMSNORM && o->out[0].buf == BUF_Y;
+        if (embed || layer || last)
+            taps[n++] = (struct probe_copy){.op = o->index, .rank = 0, .row = UINT32_MAX, .dst = dst + (size_t)n * width, .width = width};
+    }
+    return n;
+}
+
+enum rs_result step_forward(struct engine *e, const int32_t *ids, uint32_t n, struct forward_out *out, struct rs_error *err)
+{
+    struct batch *b = &e->batch;
+    struct kv *kv = &e->rt->kv;
+    uint32_t vocab = e->model->hp.vocab, n_blocks = (n + kv->block - 1) / kv->block, got = 0, chunk = b->cap < b->cap_logits ? b->cap : b->cap_logits;
+    int32_t *table = calloc(n_blocks, sizeof *table);
+    struct probe_copy *taps = calloc(e->model->hp.n_layers + 2, sizeof *taps);
+    enum rs_result rc = RS_OK;
+    double nll = 0, wall;
+    if (table == NULL || taps == NULL)
+        rc = error_set(err, RS_ENOMEM, "out of memory for %u tokens", n);
+    while (rc == RS_OK && got < n_blocks) {
+        table[got] = kv_alloc(kv);
+        if (table[got] < 0)
+            rc = error_set(err, RS_ESTATE, "%u tokens do not fit in the cache (%u of %u blocks are free)", n, kv_available(kv), kv->n_blocks - 1);
+        else
+            got++;
+    }
+    struct probe_set probes = {.copies = taps};
+    if (rc == RS_OK && out->layers != NULL)
+        probes.n_copies = layer_taps(e, out->layers, taps);
+    for (uint32_t at = 0; at < n && rc == RS_OK; at += chunk) {
+        uint32_t m = n - at < chunk ? n - at : chunk;
+        b->segs[0] = (struct batch_seg){.row0 = 0, .n_rows = m, .pos0 = at, .kind = BATCH_PROMPT, .table = table};
+        b->n_segs = 1;
+        b->n_rows = b->n_logits = m;
+        b->max_keys = at + m;
+        for (b->bucket = 1; b->bucket < m; b->bucket *= 2)
+            ;
+        b->bucket = b->bucket < b->cap ? b->bucket : b->cap;
+        for (uint32_t i = 0; i < m; i++) {
+            b->token[i] = ids[at + i];
+            b->pos[i] = (int32_t)(at + i);
+            b->seg[i] = 0;
+            b->logit_row[i] = (int32_t)i;
+        }
+        bool last = at + m == n;
+        rc = run_batch(e, last && probes.n_copies != 0 ? &probes : NULL, &wall, err);
+        for (uint32_t i = 0; i < m && rc == RS_OK; i++) {
+            const float *x = e->rt->backend->ops->logits(e->rt->backend, i);
+            if (out->argmax != NULL)
+                out->argmax[at + i] = argmax(x, vocab);
+            if (at + i + 1 < n)
+                nll += row_nll(x, vocab, ids[at + i + 1]);
+            if (out->logits != NULL && (out->all_logits || at + i + 1 == n))
+                memcpy(out->logits + (out->all_logits ? (size_t)(at + i) * vocab : 0), x, vocab * sizeof *x);
+        }
+    }
+    for (uint32_t i = 0; i < got; i++)
+        kv_drop(kv, table[i]);
+    free(table);
+    free(taps);
+    out->nll = n > 1 ? nll / (n - 1) : NAN;
+    return rc;
+}

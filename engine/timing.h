@@ -1,0 +1,44 @@
+/* Times of steps, ops and collectives. The control thread feeds it after every step; nothing allocates after timing_open().
+ *
+ * A simulated rank's clock is the sum of its own work. At a collective every rank has arrived when its clock says so; the collective starts when the
+ * last one has, and each rank then moves its data: arrival, wait and transfer are derived from that clock. */
+#ifndef RANKSCOPE_ENGINE_TIMING_H
+#define RANKSCOPE_ENGINE_TIMING_H
+
+#include <jansson.h>
+
+#include "engine/backend.h"
+#include "engine/plan.h"
+#include "engine/rankscope.h"
+
+struct timing;
+
+enum rs_result timing_open(const struct program *p, struct timing **out, struct rs_error *err);
+void timing_close(struct timing *t); /* NULL is allowed */
+
+struct timing_step {
+    const struct program *prog;
+    const float *op_us;   /* [op][rank] */
+    double wall_us;
+    bool graph;
+    bool decode;          /* every row was a generated one */
+    uint32_t rows;
+};
+
+/* What one step's collectives cost, for whoever keeps figures per sequence. */
+struct timing_ar {
+    uint32_t count;
+    float mean_us, p99_us, share; /* wait + transfer; share of the step on the slowest rank's clock */
+};
+
+void timing_step(struct timing *t, const struct timing_step *s);
+struct timing_ar timing_last(const struct timing *t);
+/* All-reduce figures over the recent window. */
+struct timing_ar timing_recent(const struct timing *t);
+void timing_fill(const struct timing *t, struct rs_snapshot *out);
+
+json_t *timing_stats_json(const struct timing *t);
+json_t *timing_allreduce_json(const struct timing *t);
+void timing_reset(struct timing *t);
+
+#endif
