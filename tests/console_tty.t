@@ -147,6 +147,24 @@ kill 15
 exit 143
 restored
 END
+at "Ctrl-Z at the prompt gives the terminal back until it goes on" <<'END'
+expect > 
+echo off
+send half a
+expect half a
+send \x1a
+echo on
+restored
+kill 18
+echo off
+expect half a
+send  line\r
+expect You said: half a line
+expect > 
+send \x04
+exit 0
+restored
+END
 at "SIGHUP ends it" <<'END'
 expect > 
 kill 1
