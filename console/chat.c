@@ -350,7 +350,7 @@ enum rs_result chat_again(struct con *con, struct rs_error *err)
 enum rs_result chat_follow(struct con *con, uint32_t stream, struct rs_error *err)
 {
     json_t *reply;
-    enum rs_result r = con_request(con, "stream.get", json_pack("{s:I}", "stream", (json_int_t)stream), &reply, err);
+    enum rs_result r = con_request(con, "stream.get", json_pack("{s:I, s:b}", "stream", (json_int_t)stream, "follow", 1), &reply, err);
     if (r != RS_OK)
         return r;
     reset_answer(&con->answer);

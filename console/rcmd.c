@@ -11,6 +11,7 @@
 #include "console/fail.h"
 #include "console/rcmd_list.h"
 #include "console/text.h"
+#include "console/units.h"
 
 const struct rcmd_entry *const rcmd_table[] = {
     &rcmd_help_entry,   &rcmd_quit_entry,      &rcmd_info_entry,    &rcmd_load_entry,
@@ -52,11 +53,11 @@ enum rs_result rcmd_usage(const struct rcmd_entry *self, struct rs_error *err)
 
 void rcmd_changed(struct con *con, const char *what, const char *from, const char *to, double ms)
 {
-    char *a = text_one_line(from), *b = text_one_line(to);
+    char took[32], *a = text_one_line(from), *b = text_one_line(to);
     if (strcmp(a, b) == 0)
         out_printf(con->out, OUT_NOTE, "%s: %s, as it was\n", what, a);
     else if (isfinite(ms))
-        out_printf(con->out, OUT_NOTE, "%s: %s -> %s (%.1f ms)\n", what, a, b, ms);
+        out_printf(con->out, OUT_NOTE, "%s: %s -> %s (%s)\n", what, a, b, units_us(took, ms * 1e3));
     else
         out_printf(con->out, OUT_NOTE, "%s: %s -> %s\n", what, a, b);
     free(a);

@@ -37,7 +37,7 @@ const struct rcmd_entry *rcmd_find(const char *name, struct rs_error *err);
  * model. Errors are shown. Returns false when it failed; an answer that was stopped on purpose is no failure. */
 bool rcmd_line(struct con *con, const char *line);
 
-/* One line about a change: "mode: graph -> eager (0.4 ms)". ms NAN: it took no time worth telling. */
+/* One line about a change: "mode: graph -> eager (1.24 ms)". ms NAN: it took no time worth telling. */
 void rcmd_changed(struct con *con, const char *what, const char *from, const char *to, double ms);
 
 /* Milliseconds of a monotonic clock, for what the engine does not time itself. */

@@ -10,6 +10,7 @@
 #include "console/js.h"
 #include "console/paths.h"
 #include "console/rcmd_list.h"
+#include "console/units.h"
 
 static enum rs_result exec_new(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
 {
@@ -55,10 +56,11 @@ static enum rs_result exec_save(const struct rcmd_entry *self, struct con *con, 
         return rcmd_usage(self, err);
     char *path = paths_expand(args);
     json_t *root = chat_to_json(con);
+    char took[32];
     double start = rcmd_ms();
     enum rs_result r = conv_save(path, root, err);
     if (r == RS_OK)
-        out_printf(con->out, OUT_NOTE, "saved %zu messages (%.1f ms)\n", con->conv.n, rcmd_ms() - start);
+        out_printf(con->out, OUT_NOTE, "saved %zu messages (%s)\n", con->conv.n, units_us(took, (rcmd_ms() - start) * 1e3));
     json_decref(root);
     free(path);
     return r;

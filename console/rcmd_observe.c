@@ -61,9 +61,10 @@ static enum rs_result exec_allreduce(const struct rcmd_entry *self, struct con *
 const struct rcmd_entry rcmd_allreduce_entry = {
     .name = "allreduce",
     .args = "",
-    .summary = "arrival, wait and transfer of the all-reduces, by rank",
-    .help = "Arrival is when a rank was ready after the first one, wait is how long it then waited for the slowest, transfer is the "
-            "exchange itself.",
+    .summary = "times and bandwidth of the all-reduces, by rank",
+    .help = "Wait is how long a rank waited for the slowest one, transfer is the exchange itself, time is both. algbw is bytes divided by "
+            "time, busbw "
+            "is that times 2 (n - 1) / n for n ranks: what the links carry.",
     .exec = exec_allreduce,
 };
 

@@ -10,6 +10,7 @@
 #include "console/js.h"
 #include "console/rcmd_list.h"
 #include "console/setting.h"
+#include "console/units.h"
 #include "console/view.h"
 
 static enum rs_result list(struct con *con, struct rs_error *err)
@@ -37,9 +38,15 @@ static size_t show_journal(struct con *con, json_int_t since)
         if (js_int(e, "generation", 0) <= since)
             continue;
         const char *glob = js_str(e, "glob", "*");
+        const char *slot = js_str(e, "slot", "?"), *from = js_str(e, "from", "-");
+        if (strcmp(slot, "revert") == 0 || strcmp(slot, "reset") == 0) {
+            out_printf(con->out, OUT_NOTE, "patches: %s to %s\n", slot, js_str(e, "to", "?"));
+            shown++;
+            continue;
+        }
         bool everywhere = strcmp(glob, "*") == 0;
-        char *what = xasprintf("patch %s%s%s", js_str(e, "slot", "?"), everywhere ? "" : " at ", everywhere ? "" : glob);
-        rcmd_changed(con, what, js_str(e, "from", "default"), js_str(e, "to", "?"), js_num(e, "took_ms", NAN));
+        char *what = xasprintf("patch %s%s%s", slot, everywhere ? "" : " at ", everywhere ? "" : glob);
+        rcmd_changed(con, what, from, js_str(e, "to", "?"), js_num(e, "took_ms", NAN));
         free(what);
         shown++;
     }
@@ -66,7 +73,8 @@ static enum rs_result change(struct con *con, const char *method, json_t *args, 
         snprintf(to, sizeof to, "%lld", (long long)after);
         rcmd_changed(con, "patch generation", from, to, ms);
     } else {
-        out_printf(con->out, OUT_NOTE, "generation %lld, %s, %.1f ms in all\n", (long long)after, cost, ms);
+        char took[32];
+        out_printf(con->out, OUT_NOTE, "generation %lld, %s, %s in all\n", (long long)after, cost, units_us(took, ms * 1e3));
     }
     free(cost);
     return con_refresh(con, err);

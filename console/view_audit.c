@@ -42,7 +42,10 @@ static char *shape(const json_t *entry)
 {
     const json_t *dims = json_object_get(entry, "shape");
     struct buf b = {0};
-    for (size_t i = 0; i < json_array_size(dims); i++)
+    size_t n = json_array_size(dims);
+    while (n > 1 && json_integer_value(json_array_get(dims, n - 1)) == 1)
+        n--;
+    for (size_t i = 0; i < n; i++)
         buf_printf(&b, "%s%lld", i > 0 ? " x " : "", (long long)json_integer_value(json_array_get(dims, i)));
     return buf_take(&b);
 }

@@ -85,33 +85,35 @@ void view_stats(struct out *o, const json_t *stats)
 
 /* ---- all-reduces --------------------------------------------------------------------------------------------------------------------- */
 
-static void cell_spread(struct table *t, const json_t *o)
+static void cell_pair(struct table *t, const json_t *o, const char *first, const char *second)
 {
-    char p50[32], p99[32];
-    table_cell(t, "%s / %s", units_us(p50, js_num(o, "p50_us", NAN)), units_us(p99, js_num(o, "p99_us", NAN)));
+    char a[32], b[32];
+    table_cell(t, "%s / %s", units_us(a, js_num(o, first, NAN)), units_us(b, js_num(o, second, NAN)));
 }
 
 void view_allreduce(struct out *o, const json_t *ar)
 {
     const json_t *ranks = json_object_get(ar, "ranks");
-    if (json_array_size(ranks) == 0) {
+    if (json_array_size(ranks) == 0 || js_int(json_array_get(ranks, 0), "count", 0) == 0) {
         out_str(o, OUT_TEXT, "no all-reduce has run yet\n");
         return;
     }
-    out_printf(o, OUT_HEADING, "times p50 / p99%s; bandwidth as the algorithm and as the bus see it\n",
-               js_bool(ar, "simulated", false) ? ", simulated (virtual clock)" : "");
-    struct table *t = table_new(">rank|>number|>bytes each|>arrival|>wait|>transfer|>algbw|>busbw");
+    char n[32], bytes[32];
+    out_printf(o, OUT_HEADING, "%s a step, %s a row%s\n", units_num(n, js_num(ar, "per_step", NAN), 0),
+               units_bytes(bytes, js_num(ar, "bytes_per_row", NAN)),
+               js_bool(ar, "simulated", false) ? "; times are simulated (virtual clock)" : "");
+    struct table *t = table_new(">rank|>number|>time, mean|>p50 / p99|>wait, mean / p99|>transfer, mean|>algbw|>busbw");
     for (size_t i = 0; i < json_array_size(ranks); i++) {
         const json_t *r = json_array_get(ranks, i);
-        char b[32], alg[32], bus[32];
+        char alg[32], bus[32];
         table_cell(t, "%lld", (long long)js_int(r, "rank", (json_int_t)i));
         table_cell(t, "%lld", (long long)js_int(r, "count", 0));
-        table_cell(t, "%s", units_bytes(b, js_num(r, "bytes", NAN)));
-        cell_spread(t, json_object_get(r, "arrival"));
-        cell_spread(t, json_object_get(r, "wait"));
-        cell_spread(t, json_object_get(r, "transfer"));
-        table_cell(t, "%s/s", units_bytes(alg, js_num(r, "algbw", NAN)));
-        table_cell(t, "%s/s", units_bytes(bus, js_num(r, "busbw", NAN)));
+        cell_us(t, r, "mean_us");
+        cell_pair(t, r, "p50_us", "p99_us");
+        cell_pair(t, r, "wait_mean_us", "wait_p99_us");
+        cell_us(t, r, "transfer_mean_us");
+        table_cell(t, "%s GB/s", units_num(alg, js_num(r, "algbw_gbs", NAN), 2));
+        table_cell(t, "%s GB/s", units_num(bus, js_num(r, "busbw_gbs", NAN), 2));
     }
     table_print(t, o);
 }
@@ -177,7 +179,7 @@ void view_health(struct out *o, const json_t *health)
         free(reason);
     }
     struct table *t = table_new("measure|>value");
-    json_object_foreach(json_object_get(health, "numbers"), key, v)
+    json_object_foreach(json_object_get(health, "health"), key, v)
     {
         char *text = json_is_string(v)   ? xstrdup(json_string_value(v))
                      : json_is_number(v) ? xasprintf("%.4g", json_number_value(v))

@@ -13,7 +13,7 @@ at() {
     name=$1
     shift
     rm -f log
-    if "$abs_builddir/tests/pty" steps "$prog" "$@" >screen 2>why; then
+    if "$abs_builddir/tests/pty" steps "$prog" --local "$@" >screen 2>why; then
         tap_pass "$name"
     else
         tap_fail "$name"
@@ -190,7 +190,7 @@ at "completion of commands" <<'END'
 expect > 
 send /allr\t\r
 expect /allreduce
-expect arrival
+expect algbw
 expect > 
 send /mo\tea\t\r
 expect mode: graph -> eager

@@ -60,11 +60,11 @@ static const struct {
               "'mla':{'us':300.0,'share':0.25},'allreduce':{'us':300.0,'share':0.25}},'by_layer':[200,200,200,200,200,200]}},'prompt':{'"
               "eager':{'steps':0},"
               "'graph':{'steps':1,'mean_us':9000.0,'p50_us':9000.0,'p99_us':9000.0}},'simulated':true}"},
-    {"allreduce", "{'simulated':true,'ranks':[{'rank':0,'arrival':{'p50_us':0.0,'p99_us':1.0,'mean_us':0.1},'wait':{'p50_us':3.0,'p99_us':"
-                  "9.0,'mean_us':3.5},"
-                  "'transfer':{'p50_us':2.0,'p99_us':2.5,'mean_us':2.1},'count':156,'bytes':1024,'algbw':5e8,'busbw':8.75e8},"
-                  "{'rank':1,'arrival':{'p50_us':3.0,'p99_us':9.0,'mean_us':3.5},'wait':{'p50_us':0.0,'p99_us':1.0,'mean_us':0.1},"
-                  "'transfer':{'p50_us':2.0,'p99_us':2.5,'mean_us':2.1},'count':156,'bytes':1024,'algbw':5e8,'busbw':8.75e8}]}"},
+    {"allreduce",
+     "{'simulated':true,'per_step':13,'bytes_per_row':1024,'ranks':[{'rank':0,'count':156,'mean_us':5.6,'p50_us':5.0,'p99_us':11.5,"
+     "'wait_mean_us':3.5,'wait_p99_us':9.0,'transfer_mean_us':2.1,'algbw_gbs':0.5,'busbw_gbs':0.875},"
+     "{'rank':1,'count':156,'mean_us':2.2,'p50_us':2.0,'p99_us':3.5,'wait_mean_us':0.1,'wait_p99_us':1.0,'transfer_mean_us':2.1,"
+     "'algbw_gbs':0.5,'busbw_gbs':0.875}]}"},
     {"ledger",
      "{'step':12,'mode':'graph','simulated':true,'ops':[{'op':0,'site':'embed','kind':'embed','impl':'host','why':'default','capturable':"
      "true,"
@@ -74,7 +74,7 @@ static const struct {
      "'capturable':true,'in_graph':true,'us':[60.0,40.0],'absorbed':[]},{'op':3,'site':'blk.2.attn.mla','kind':'mla','impl':'direct','why':"
      "'site',"
      "'capturable':false,'in_graph':false,'us':[60.0,40.0],'absorbed':[]}]}"},
-    {"health", "{'verdict':'garbage','reason':'entropy 1.62 nats where 0.05 is normal','numbers':{'entropy':1.62,'tokens':12}}"},
+    {"health", "{'verdict':'garbage','reason':'entropy 1.62 nats where 0.05 is normal','stream':1,'health':{'entropy':1.62,'tokens':12}}"},
 };
 
 json_t *fake_canned(const char *method)

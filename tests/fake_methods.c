@@ -26,7 +26,7 @@ static const struct {
      " segments ids session temp top_k top_p min_p typical_p repeat_penalty frequency_penalty presence_penalty penalty_last_n logit_bias "
      "seed max_tokens stop special thinking ignore_eos logprobs "},
     {"cancel", " stream "},
-    {"stream.get", " stream "},
+    {"stream.get", " stream follow "},
     {"encode", " text segments special "},
     {"decode", " ids special "},
     {"forward", " ids logits layers "},
