@@ -12,7 +12,9 @@
 
 static const struct opt s_options[] = {
     {.name = "back", .type = OPT_STRING, .arg = "IDS", .help = "print the text of these token ids (separated by commas or spaces)"},
-    {.name = "special", .type = OPT_FLAG, .help = "recognise special tokens in TEXT; with --back, print them"},
+    {.name = "no-special",
+     .type = OPT_FLAG,
+     .help = "take special tokens in TEXT for plain characters, as in what a person types; with --back, leave them out"},
     {.name = "pieces", .type = OPT_FLAG, .help = "one token a line: its id and its text"},
     {.name = "json", .type = OPT_FLAG, .help = "print one JSON object: ids and pieces, or text"},
     {0},
@@ -28,7 +30,7 @@ static void print_ids(const json_t *reply, bool pieces)
             printf("%s%lld", i == 0 ? "" : " ", (long long)id);
             continue;
         }
-        char *line = text_one_line(piece != NULL ? piece : "");
+        char *line = text_one_line(piece != NULL ? piece : "(part of a character)");
         printf("%8lld  %s\n", (long long)id, line);
         free(line);
     }
@@ -77,8 +79,7 @@ static enum rs_result make_request(const struct opt_values *v, json_t **args, st
         *args = json_pack("{s:s}", "text", text != NULL ? text : v->args[0]);
         free(text);
     }
-    if (opt_set(v, "special"))
-        json_object_set_new(*args, "special", json_true());
+    json_object_set_new(*args, "special", json_boolean(!opt_set(v, "no-special")));
     return RS_OK;
 }
 

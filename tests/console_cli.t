@@ -182,8 +182,10 @@ run tokens --back '104, 233'
 tap_eq "tokens back, to the byte" "$(od -An -tx1 out | tr -d ' ')" "68c3a9"
 run tokens --json h
 tap_eq "tokens as JSON" "$out" '{"ids":[104],"pieces":["h"]}'
-run tokens --special '<sop>'
-tap_like "special tokens on request" "$log" '"special":true'
+run tokens '<sop>'
+tap_like "special tokens are recognised" "$log" '"special":true'
+run tokens --no-special '<sop>'
+tap_like "unless they are not to be" "$log" '"special":false'
 run logits --ids '1,2 3' --ranks 2
 tap_eq "logits" "$out" '{"argmax_each":[1,6,0],"last_logits":[2.5,0.5,1.25,2,0,0.75,1.5,2.25],"layer_last":[[0,0.100000001,0.200000003,0.300000012],[0.400000006,0.5,0.600000024,0.699999988],[0.800000012,0.899999976,1,1.10000002]]}'
 run logits --ids 1,2 --all-logits
