@@ -8,6 +8,7 @@
 #include "console/cmd_list.h"
 #include "console/daemon.h"
 #include "console/js.h"
+#include "console/oneshot.h"
 #include "console/table.h"
 
 static const struct opt s_ps_options[] = {
@@ -77,14 +78,14 @@ const struct cmd_entry cmd_ps_entry = {
 static enum exit_status exec_stop(const struct cmd_entry *self, const struct opt_values *v)
 {
     struct rs_error err = {0};
-    struct rs_engine *e;
-    if (rs_engine_connect(v->n_args > 0 ? v->args[0] : NULL, &e, &err) != RS_OK) {
-        enum exit_status status = cmd_fail(self, &err);
-        return err.code == RS_ENOTFOUND ? EXIT_COMMAND : status;
-    }
-    enum rs_result r = rs_request(e, "stop", NULL, 30000, NULL, &err);
-    rs_engine_close(e);
-    return r == RS_OK ? EXIT_OK : cmd_fail(self, &err);
+    struct oneshot s = {.entry = self};
+    out_stdio_init(&s.out, stdout, stderr);
+    con_init(&s.con, &s.out.out);
+    enum rs_result r = daemon_connect(&s.con, v->n_args > 0 ? v->args[0] : NULL, NULL, &err);
+    if (r == RS_OK)
+        r = daemon_stop(&s.con, &err);
+    enum exit_status status = r == RS_OK ? EXIT_OK : cmd_fail(self, &err);
+    return oneshot_end(&s, r == RS_ENOTFOUND ? EXIT_COMMAND : status);
 }
 
 const struct cmd_entry cmd_stop_entry = {

@@ -18,7 +18,7 @@ static const struct opt s_options[] = {
     {.name = "think", .type = OPT_FLAG, .help = "let the model think first; without --think and --no-think its template decides"},
     {.name = "no-think", .type = OPT_FLAG, .help = "have it answer at once"},
     {.name = "chat-template", .type = OPT_FILE, .arg = "FILE.lua", .help = "use this template instead of the one that fits the model"},
-    {.name = "apart", .type = OPT_FLAG, .help = "run the engine as a process of its own, which goes on when the terminal is lost"},
+    {.name = "local", .type = OPT_FLAG, .help = "run the engine inside this process; it then ends with the console, however that ends"},
     {0},
 };
 
@@ -57,7 +57,7 @@ static enum exit_status exec_repl(const struct cmd_entry *self, const struct opt
     if (v->n_args > 0 && opt_set(v, "model"))
         return cmd_usage(self, "name the model once");
     const char *path = v->n_args > 0 ? v->args[0] : NULL;
-    bool apart = terminal && opt_set(v, "apart");
+    bool apart = terminal && !opt_set(v, "local");
     enum exit_status status = apart ? oneshot_start_apart(&s, self, v, path) : oneshot_start(&s, self, v, path);
     if (status != EXIT_OK)
         return status;

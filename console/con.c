@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "console/chat.h"
+#include "console/daemon.h"
 #include "console/fail.h"
 #include "console/js.h"
 #include "console/paths.h"
@@ -31,7 +32,7 @@ static void drop_template(struct con *con)
 void con_fini(struct con *con)
 {
     if (con->stop_engine && con->engine != NULL && !con->lost)
-        con_request(con, "stop", NULL, NULL, NULL);
+        daemon_stop(con, NULL);
     rs_engine_close(con->engine);
     drop_template(con);
     json_decref(con->info);

@@ -17,6 +17,8 @@
 #include "console/sig.h"
 
 #define MAX_NAMES 100
+#define STOP_MS 10000
+#define STOP_STEP_MS 5
 
 bool daemon_name_ok(const char *name)
 {
@@ -211,5 +213,32 @@ enum rs_result daemon_connect(struct con *con, const char *name, bool *in_contro
     if (in_control != NULL)
         *in_control = js_bool(reply, "in_control", true);
     json_decref(reply);
+    return RS_OK;
+}
+
+static bool listed(const char *name)
+{
+    json_t *list;
+    bool found = false;
+    if (daemon_list(&list, NULL) != RS_OK)
+        return false;
+    for (size_t i = 0; i < json_array_size(list); i++)
+        found = found || strcmp(js_str(json_array_get(list, i), "name", ""), name) == 0;
+    json_decref(list);
+    return found;
+}
+
+enum rs_result daemon_stop(struct con *con, struct rs_error *err)
+{
+    struct rs_event ev;
+    enum rs_result r = con_request(con, "stop", NULL, NULL, err);
+    if (r != RS_OK)
+        return r;
+    /* The reply comes before the end: first the connection closes, then the name is given up. */
+    while (rs_next(con->engine, STOP_MS, &ev, NULL) == RS_OK)
+        ;
+    con->lost = true;
+    for (int ms = 0; ms < STOP_MS && listed(con->engine_name); ms += STOP_STEP_MS)
+        poll(NULL, 0, STOP_STEP_MS);
     return RS_OK;
 }

@@ -16,6 +16,10 @@ enum rs_result daemon_start(struct con *con, const struct rs_local_params *param
 /* Connect con to a running engine (NULL: the only one) and say hello. *in_control (may be NULL): whether this client may change things. */
 enum rs_result daemon_connect(struct con *con, const char *name, bool *in_control, struct rs_error *err);
 
+/* Have the engine process that con is connected to end, and wait until it is gone (at most 10 s: then it is left alone). con has no engine
+ * that answers afterwards. */
+enum rs_result daemon_stop(struct con *con, struct rs_error *err);
+
 /* The engines of this user, a JSON array as rs_engine_list() has it; new reference. */
 enum rs_result daemon_list(json_t **list, struct rs_error *err);
 

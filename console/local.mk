@@ -81,7 +81,6 @@ libconsole_a_SOURCES = \
 CONSOLE_LIBS = libconsole.a librslua.a
 CONSOLE_SYSTEM_LIBS = $(LUA_LIBS) $(NCURSES_LIBS) $(READLINE_LIBS) $(SQLITE_LIBS) $(MICROHTTPD_LIBS)
 
-
 rankscope_SOURCES = \
 	console/main.c
 rankscope_LDADD = $(CONSOLE_LIBS) libengine.a libkernels.a $(ENGINE_LIBS) $(CONSOLE_SYSTEM_LIBS)

@@ -9,6 +9,7 @@
 #include "console/fail.h"
 #include "console/js.h"
 #include "console/rcmd_list.h"
+#include "console/units.h"
 
 static enum rs_result exec_detach(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
 {
@@ -33,7 +34,9 @@ const struct rcmd_entry rcmd_detach_entry = {
 static json_t *open_args_now(const struct con *con)
 {
     static const char *const keys[] = {"ranks", "mode", "numerics", "graph_guard", "patches"};
-    json_t *args = json_deep_copy(con->open_args);
+    json_t *args = con->open_args != NULL ? json_deep_copy(con->open_args) : json_object();
+    if (con->open_args == NULL)
+        json_object_set(args, "path", js_at(con->info, "model.path"));
     const json_t *state = json_object_get(con->info, "state");
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         json_t *v = json_object_get(state, keys[i]);
@@ -47,18 +50,18 @@ static enum rs_result exec_restart(const struct rcmd_entry *self, struct con *co
 {
     (void)self;
     (void)args;
-    if (con->open_args == NULL)
-        return fail_set(err, RS_ESTATE, "this console did not open the model; rankscope starts a new engine");
+    if (js_str(con->info, "model.path", NULL) == NULL)
+        return fail_set(err, RS_ESTATE, "no model was open");
     json_t *open = open_args_now(con);
     bool remote = con->remote;
     double start = rcmd_ms();
     if (!con->lost && remote)
-        con_request(con, "stop", NULL, NULL, NULL);
+        daemon_stop(con, NULL);
     rs_engine_close(con->engine);
     con->engine = NULL;
     con->lost = false;
     con->session = 0;
-    char name[DAEMON_NAME_MAX];
+    char took[32], name[DAEMON_NAME_MAX];
     enum rs_result r = remote ? daemon_start(con, &con->params, name, err) : con_start_local(con, &con->params, err);
     if (r == RS_OK)
         r = con_open(con, open, err);
@@ -69,7 +72,7 @@ static enum rs_result exec_restart(const struct rcmd_entry *self, struct con *co
         return r;
     }
     con->stop_engine = remote;
-    out_printf(con->out, OUT_NOTE, "engine: started anew (%.1f ms)\n", rcmd_ms() - start);
+    out_printf(con->out, OUT_NOTE, "engine: started anew (%s)\n", units_us(took, (rcmd_ms() - start) * 1e3));
     /* A question that the old engine took with it is asked again. */
     if (con->conv.n > 0 && con->conv.messages[con->conv.n - 1].role == CONV_USER)
         return chat_again(con, err);

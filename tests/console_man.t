@@ -26,7 +26,7 @@ completes "--raw --ranks" rankscope chat --ra
     completes "one.gguf" rankscope chat -m one
     completes "one.gguf" rankscope one
     completes "--back" rankscope tokens --ba
-    completes "--apart" rankscope --ap
+    completes "--local" rankscope --loc
     completes "" rankscope chat --seed ''
 else
     tap_skip "bash is not here"

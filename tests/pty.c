@@ -3,7 +3,7 @@
  *   pty SCRIPT COMMAND [ARGS...]
  *
  * SCRIPT is a file with one step a line; \n, \r, \t, \e, \xHH work in TEXT:
- *   expect TEXT     wait until TEXT has come since the last step that matched, at most 10 s
+ *   expect TEXT     wait until TEXT has come since the last step that matched, at most 30 s
  *   absent TEXT     fail if TEXT came since the last step that matched
  *   send TEXT       type
  *   resize WxH      change the size of the terminal
@@ -34,7 +34,7 @@
 #include <unistd.h>
 
 #define MAX_OUTPUT (4u << 20)
-#define WAIT_MS 10000
+#define WAIT_MS 30000
 
 static char s_output[MAX_OUTPUT];
 static size_t s_len, s_from; /* what the next expect looks at begins at s_from */
@@ -152,6 +152,8 @@ static bool step(char *line)
     char *rest = line + n + (line[n] == ' ');
     if (strcmp(name, "exit") == 0)
         return await_exit(atoi(rest));
+    if (strcmp(name, "run") == 0)
+        return system(rest) == 0;
     size_t len = unescape(rest);
     if (strcmp(name, "expect") == 0)
         return expect(rest);
@@ -165,8 +167,6 @@ static bool step(char *line)
         return echoes(rest);
     if (strcmp(name, "restored") == 0)
         return restored();
-    if (strcmp(name, "run") == 0)
-        return system(rest) == 0;
     if (strcmp(name, "hangup") == 0) {
         close(s_master);
         s_master = -1;
