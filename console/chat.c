@@ -441,7 +441,8 @@ char *chat_numbers(const struct con *con)
         buf_printf(&b, " (%lld cached)", (long long)js_int(d, "cached_tokens", 0));
     buf_printf(&b, "; %s tokens in %s, %s tokens/s", units_num(t1, js_num(d, "tokens", NAN), 0),
                units_us(t2, js_num(d, "decode_ms", NAN) * 1e3), units_num(t3, js_num(d, "tok_per_s", NAN), 1));
-    buf_printf(&b, "; %s ranks, %s", units_num(t1, js_num(d, "ranks", NAN), 0), js_str(d, "mode", "n/a"));
+    buf_printf(&b, "; %s rank%s, %s", units_num(t1, js_num(d, "ranks", NAN), 0), js_int(d, "ranks", 0) == 1 ? "" : "s",
+               js_str(d, "mode", "n/a"));
     if (js_at(d, "allreduce") != NULL) {
         buf_printf(&b, "; all-reduce %s a step, mean %s, p99 %s", units_num(t1, js_num(d, "allreduce.per_step", NAN), 0),
                    units_us(t2, js_num(d, "allreduce.mean_us", NAN)), units_us(t3, js_num(d, "allreduce.p99_us", NAN)));

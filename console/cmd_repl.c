@@ -27,9 +27,9 @@ static void banner(struct con *con)
     char params[32], *ranks = con_state(con, "ranks"), *mode = con_state(con, "mode");
     const json_t *m = json_object_get(con->info, "model");
     char *name = text_one_line(js_str(m, "name", "unnamed"));
-    out_printf(con->out, OUT_NOTE, "rankscope %s: %s (%s, %s parameters), %s ranks%s, %s mode. /help lists the commands.\n",
+    out_printf(con->out, OUT_NOTE, "rankscope %s: %s (%s, %s parameters), %s rank%s%s, %s mode. /help lists the commands.\n",
                PACKAGE_VERSION, name, js_str(m, "arch", "n/a"), units_count(params, js_num(m, "params", NAN)), ranks,
-               js_bool(con->info, "simulated", false) ? " (simulated)" : "", mode);
+               strcmp(ranks, "1") == 0 ? "" : "s", js_bool(con->info, "simulated", false) ? " (simulated)" : "", mode);
     free(ranks);
     free(mode);
     free(name);
@@ -75,12 +75,14 @@ const struct cmd_entry cmd_repl_entry = {
     .name = "repl",
     .args = "[MODEL.gguf]",
     .summary = "the console",
-    .help = "Starts the console on MODEL.gguf, or on the model that comes with the program. What you type is said to the model; a line "
-            "that begins with a "
-            "slash is a command, and /help lists the commands. Ctrl-C stops an answer, Ctrl-D quits.\n\n"
-            "When standard input or output is no terminal there are no prompts and no colours: each line of standard input is a message or "
-            "a command, "
-            "answers come without the model's thoughts, and the first command that fails ends the run with status 1.",
+    .help =
+        "Starts the console on MODEL.gguf, or on the model that comes with the program. What you type is said to the model; a line "
+        "that begins with a slash is a command, and /help lists the commands. Ctrl-C stops an answer, Ctrl-D quits.\n\n"
+        "The engine runs as a process of its own: when the terminal is lost or the console killed, rankscope attach goes on where it was. "
+        "Quitting ends the engine, /detach leaves it running.\n\n"
+        "When standard input or output is no terminal there are no prompts and no colours: each line of standard input is a message or a "
+        "command, answers come without the model's thoughts, the engine runs inside the process, and the first command that fails ends "
+        "the run with status 1.",
     .tables = {s_options, sampling_table, oneshot_table},
     .max_args = 1,
     .exec = exec_repl,

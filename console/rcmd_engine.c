@@ -47,7 +47,8 @@ static enum rs_result exec_load(const struct rcmd_entry *self, struct con *con, 
     if (r == RS_OK) {
         char *ranks = con_state(con, "ranks"), *mode = con_state(con, "mode");
         rcmd_changed(con, "model", was, path, rcmd_ms() - start);
-        out_printf(con->out, OUT_NOTE, "%s ranks, %s mode, no patches; the conversation is kept\n", ranks, mode);
+        out_printf(con->out, OUT_NOTE, "%s rank%s, %s mode, no patches; the conversation is kept\n", ranks,
+                   strcmp(ranks, "1") == 0 ? "" : "s", mode);
         free(ranks);
         free(mode);
     }
