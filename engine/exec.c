@@ -122,7 +122,8 @@ static void run_probe(const struct exec *x, const struct probe_copy *p)
 {
     const struct backend_step *s = x->step;
     const struct op_ref *r = &s->prog->ops[p->op].out[0];
-    const uint32_t rows = s->batch->n_rows, row = p->row == UINT32_MAX ? rows - 1 : p->row;
+    const bool wanted = r->buf == BUF_Y || r->buf == BUF_LOGITS || r->buf == BUF_FULL; /* rows that want logits only */
+    const uint32_t rows = wanted ? s->batch->n_logits : s->batch->n_rows, row = p->row == UINT32_MAX ? rows - 1 : p->row;
     const float *src = x->c->rank[p->rank].buf[r->buf] + (size_t)row * s->prog->width[r->buf][p->rank] + r->col;
     memcpy(p->dst, src, p->width * sizeof *src);
 }

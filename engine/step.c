@@ -407,8 +407,10 @@ static uint32_t layer_taps(const struct engine *e, float *dst, struct probe_copy
         bool embed = o->kind == OP_ALLREDUCE && o->layer < 0 && o->out[0].buf == BUF_X;
         bool layer = o->kind == OP_ADD && o->layer >= 0 && (uint32_t)o->layer + 1 < e->model->hp.n_layers && strstr(o->site, ".ffn.") != NULL;
         bool last = o->kind == OP_RMSNORM && o->out[0].buf == BUF_Y;
-        if (embed || layer || last)
-            taps[n++] = (struct probe_copy){.op = o->index, .rank = 0, .row = UINT32_MAX, .dst = dst + (size_t)n * width, .width = width};
+        if (!embed && !layer && !last)
+            continue;
+        taps[n] = (struct probe_copy){.op = o->index, .rank = 0, .row = UINT32_MAX, .dst = dst + (size_t)n * width, .width = width};
+        n++;
     }
     return n;
 }

@@ -6,6 +6,8 @@ c_tests = \
 	tests/error_test \
 	tests/gguf_mutate \
 	tests/gguf_test \
+	tests/golden_test \
+	tests/invariance_test \
 	tests/matmul_test \
 	tests/quant_test \
 	tests/template_test \
@@ -33,6 +35,10 @@ tests_gguf_test_SOURCES = tests/gguf_test.c $(gguf_make)
 tests_vocab_file_test_SOURCES = tests/vocab_file_test.c $(gguf_make)
 tests_gguf_mutate_SOURCES = tests/gguf_mutate.c $(gguf_make)
 tests_gguf_mutate_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free
+
+# Tests of the running engine.
+engine_client = tests/engine_client.c tests/engine_client.h
+tests_golden_test_SOURCES = tests/golden_test.c $(engine_client)
 
 # The console on an engine that plays a script (tests/fake_engine.h), and a terminal to run it at.
 fake_engine = tests/fake_canned.c tests/fake_engine.c tests/fake_engine.h tests/fake_methods.c engine/error.c
