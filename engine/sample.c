@@ -129,14 +129,12 @@ static void select_top(struct sample_item *v, uint32_t n, uint32_t k)
             v[i++] = v[j];
             v[j--] = t;
         }
-        uint32_t mid = j + 1;
-        if (k < mid)
-            hi = mid;
-        else if (k > mid)
-            lo = mid;
+        /* Before i: what goes before the pivot. Where i and j meet stands the pivot itself, and it is left out, so that every turn gains. */
+        if (k <= i)
+            hi = i;
         else
-            return;
-        if (hi - lo < 2)
+            lo = j + 1;
+        if (k == hi || k == lo)
             return;
     }
 }
