@@ -60,7 +60,8 @@ shell_tests = \
 	tests/console_tty.t \
 	tests/pretok.t \
 	tests/quant_gguf.t \
-	tests/reference.t
+	tests/reference.t \
+	tests/story_cli.t
 
 # What tests read.
 EXTRA_DIST += $(shell_tests) \
