@@ -56,6 +56,8 @@ shell_tests = \
 	tests/boundaries.t \
 	tests/console_batch.t \
 	tests/console_cli.t \
+	tests/console_golden.t \
+	tests/console_kill.t \
 	tests/console_man.t \
 	tests/console_tty.t \
 	tests/pretok.t \
@@ -66,6 +68,7 @@ shell_tests = \
 # What tests read.
 EXTRA_DIST += $(shell_tests) \
 	tests/golden \
+	tests/console_golden.py \
 	tests/pretok_oracle.py \
 	tests/quant_gguf.py \
 	tests/tap.sh \
