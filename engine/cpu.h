@@ -112,6 +112,9 @@ extern const struct cpu_launch CPU_KV_STORE, CPU_MLA_AUTO, CPU_MLA_ABSORBED, CPU
 extern const struct cpu_launch CPU_INDEX_Q, CPU_INDEX_STORE, CPU_INDEX_SCORES, CPU_INDEX_TOPK;                              /* cpu_index.c */
 extern const struct cpu_launch CPU_ALLREDUCE;                                                                             /* cpu_comm.c */
 
+/* This worker's ranks of an observer (cpu_probe.c). */
+void cpu_probe_run(const struct cpu *c, const struct backend_step *s, const struct probe_obs *o, uint32_t worker);
+
 /* Bytes of worker scratch that attention needs for sequences of n_keys. */
 size_t cpu_attn_scratch(const struct cpu *c, uint32_t n_keys, bool expanded);
 /* Bytes of worker scratch that private quantisation needs. */

@@ -6,7 +6,9 @@
 
 #include "engine/backend.h"
 #include "engine/batch.h"
+#include "engine/brk.h"
 #include "engine/model.h"
+#include "engine/observe.h"
 #include "engine/patch.h"
 #include "engine/pool.h"
 #include "engine/rankscope.h"
@@ -45,6 +47,9 @@ struct engine {
     struct batch batch;         /* arrays of the runtime's limits */
     struct seq **row_seq;       /* [max_logits] sequence of each wanted row */
     struct sample_scratch scratch;
+
+    struct observe observe;     /* taps and watchpoints */
+    struct brk_state brk;
 
     struct timing *timing;
     struct snapshot_page *page;

@@ -137,6 +137,7 @@ static enum rs_result msg_health(struct engine *e, struct msg *m, struct args *a
         json_object_set(m->reply, keys[i], v != NULL ? v : json_null());
     }
     json_decref(done);
+    json_object_set_new(m->reply, "first_bad", observe_first_bad(e));
     return RS_OK;
 }
 

@@ -403,6 +403,24 @@ void plan_free(struct program *p)
     memset(p, 0, sizeof *p);
 }
 
+uint32_t plan_ref_width(const struct program *p, const struct op *o, const struct op_ref *r, uint32_t rank)
+{
+    if (r->buf == BUF_NONE || r->width != 0 || o->layer < 0)
+        return r->buf == BUF_NONE ? 0 : r->width != 0 ? r->width : p->width[r->buf][rank];
+    const struct shard_layer *s = shard_of(p->shard, (uint32_t)o->layer, rank);
+    uint32_t ff = s->ff.to - s->ff.from + s->shared.to - s->shared.from, exp = s->ff_exp.to - s->ff_exp.from; /* one of ff and shared is empty */
+    uint32_t heads = s->heads.to - s->heads.from;
+    switch (r->buf) {
+    case BUF_Q: return heads * p->hp->k_mla;
+    case BUF_O: return heads * p->hp->v_head;
+    case BUF_GU: return 2 * ff;
+    case BUF_ACT: return ff;
+    case BUF_MGU: return 2 * exp;
+    case BUF_MACT: return exp;
+    default: return p->width[r->buf][rank];
+    }
+}
+
 const struct op *plan_find(const struct program *p, const char *site)
 {
     for (uint32_t i = 0; i < p->n_ops; i++)

@@ -56,7 +56,9 @@ json_t *engine_state_json(const struct engine *e)
     json_t *o = json_object();
     json_object_set_new(o, "ranks", e->rt != NULL ? json_integer(e->rt->cfg.ranks) : json_null());
     json_object_set_new(o, "mode", json_string(e->graph ? "graph" : "eager"));
-    json_object_set_new(o, "armed", json_false());
+    json_object_set_new(o, "armed", json_boolean(brk_armed(e)));
+    json_object_set_new(o, "taps", json_integer(e->observe.set.n_obs));
+    json_object_set_new(o, "stopped", brk_where_json(e));
     json_object_set_new(o, "numerics", json_string(e->fast ? "fast" : "invariant"));
     json_object_set_new(o, "graph_guard", json_boolean(e->guard));
     json_object_set_new(o, "generation", json_integer((json_int_t)e->patches.now.generation));
@@ -304,24 +306,42 @@ static void write_snapshot(struct engine *e, double wall_us)
     snapshot_write(e->page, &s);
 }
 
-static enum rs_result run_batch(struct engine *e, const struct probe_set *probes, double *wall_us, struct rs_error *err)
+/* Watchpoints of a step that has run. A walk has already looked at each op as it passed. */
+static void check_watches(struct engine *e, bool walked, bool of_streams)
+{
+    const struct observe_spec *stop = walked || e->observe.n_binds == 0 ? NULL : observe_check(e, 0, e->rt->prog.n_ops);
+    if (stop != NULL && of_streams)
+        brk_hold_after_step(e, stop);
+}
+
+/* One step over e->batch. copies: single rows to be copied on the way (such steps run eager), or NULL. of_streams: breakpoints apply. */
+static enum rs_result run_batch(struct engine *e, const struct probe_set *copies, bool of_streams, double *wall_us, struct rs_error *err)
 {
     struct backend *b = e->rt->backend;
     enum rs_result rc = b->ops->reserve(b, e->batch.max_keys, err);
-    struct backend_step st = {.prog = &e->rt->prog, .choices = e->rt->choices, .batch = &e->batch, .probes = probes,
-                              .generation = probes != NULL ? UINT64_MAX : e->patches.now.generation, .graph = e->graph && probes == NULL,
-                              .graph_guard = e->guard, .fast = e->fast};
+    bool decode = true, walk = of_streams && (brk_armed(e) || (!e->graph && observe_may_stop(e)));
+    for (uint32_t g = 0; g < e->batch.n_segs; g++)
+        decode &= e->batch.segs[g].kind == BATCH_GENERATED;
+    struct probe_set *armed = observe_begin(e, !decode), both = armed != NULL ? *armed : (struct probe_set){0};
+    if (copies != NULL) {
+        both.n_copies = copies->n_copies;
+        both.copies = copies->copies;
+    }
+    struct backend_step st = {.prog = &e->rt->prog, .choices = e->rt->choices, .batch = &e->batch, .probes = copies != NULL ? &both : armed,
+                              .generation = e->patches.now.generation, .graph = e->graph && copies == NULL && !walk, .graph_guard = e->guard, .fast = e->fast,
+                              .hook = walk ? brk_hook : NULL, .hook_arg = e};
     if (rc != RS_OK)
         return rc;
     uint64_t t0 = server_now_us();
     rc = b->ops->step(b, &st, err);
     *wall_us = (double)(server_now_us() - t0);
-    if (rc != RS_OK)
+    if (rc != RS_OK) {
+        e->observe.steps[e->observe.set.slot].step = 0;
         return rc;
+    }
+    if (armed != NULL)
+        check_watches(e, walk, of_streams);
     e->steps++;
-    bool decode = true;
-    for (uint32_t g = 0; g < e->batch.n_segs; g++)
-        decode &= e->batch.segs[g].kind == BATCH_GENERATED;
     uint32_t n_ops;
     struct timing_step ts = {.prog = &e->rt->prog, .op_us = b->ops->op_us(b, &n_ops), .wall_us = *wall_us, .graph = st.graph, .decode = decode,
                              .rows = e->batch.n_rows};
@@ -340,12 +360,24 @@ static void count_rate(struct engine *e, uint32_t tokens, double us)
     e->rate = e->rate_us > 0 ? e->rate_tokens * 1e6 / e->rate_us : 0;
 }
 
+/* Streams that were cancelled while the step was held. */
+static void cancel_held(struct engine *e)
+{
+    for (uint32_t i = 0; i < e->brk.n_cancelled; i++)
+        for (struct seq *s = e->seqs; s != NULL; s = s->next)
+            if (s->id == e->brk.cancelled[i] && s->state != SEQ_DONE) {
+                step_finish(e, s, SEQ_STOP_CANCELLED);
+                break; /* the list may have been pruned */
+            }
+    e->brk.n_cancelled = 0;
+}
+
 void step_run(struct engine *e)
 {
     struct rs_error err;
     double wall;
     uint32_t n_logits = e->batch.n_logits;
-    enum rs_result rc = run_batch(e, NULL, &wall, &err);
+    enum rs_result rc = run_batch(e, NULL, true, &wall, &err);
     if (rc != RS_OK) {
         for (struct seq *s = e->seqs; s != NULL; s = s->next)
             if (s->grew && s->state == SEQ_RUNNING) {
@@ -375,6 +407,7 @@ void step_run(struct engine *e)
     for (uint32_t i = 0; i < n_logits; i++) /* finishing frees only sequences that have finished, so later entries stay valid */
         if (e->row_seq[i]->stop != SEQ_STOP_NONE)
             step_finish(e, e->row_seq[i], e->row_seq[i]->stop);
+    cancel_held(e);
 }
 
 /* Negative log-likelihood of `next` under a row of logits. */
@@ -452,7 +485,7 @@ enum rs_result step_forward(struct engine *e, const int32_t *ids, uint32_t n, st
             b->logit_row[i] = (int32_t)i;
         }
         bool last = at + m == n;
-        rc = run_batch(e, last && probes.n_copies != 0 ? &probes : NULL, &wall, err);
+        rc = run_batch(e, last && probes.n_copies != 0 ? &probes : NULL, false, &wall, err);
         for (uint32_t i = 0; i < m && rc == RS_OK; i++) {
             const float *x = e->rt->backend->ops->logits(e->rt->backend, i);
             if (out->argmax != NULL)

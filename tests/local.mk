@@ -9,6 +9,7 @@ c_tests = \
 	tests/golden_test \
 	tests/invariance_test \
 	tests/matmul_test \
+	tests/probe_test \
 	tests/quant_test \
 	tests/template_test \
 	tests/vocab_file_test \
@@ -39,6 +40,9 @@ tests_gguf_mutate_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap
 # Tests of the running engine.
 engine_client = tests/engine_client.c tests/engine_client.h
 tests_golden_test_SOURCES = tests/golden_test.c $(engine_client)
+# Tests that talk to an engine in their own process.
+talk = tests/talk.c tests/talk.h
+tests_probe_test_SOURCES = tests/probe_test.c $(talk)
 
 # The console on an engine that plays a script (tests/fake_engine.h), and a terminal to run it at.
 fake_engine = tests/fake_canned.c tests/fake_engine.c tests/fake_engine.h tests/fake_methods.c engine/error.c
