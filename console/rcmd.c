@@ -15,7 +15,7 @@
 
 const struct rcmd_entry *const rcmd_table[] = {
     &rcmd_help_entry,   &rcmd_quit_entry,      &rcmd_info_entry,    &rcmd_load_entry,
-    &rcmd_mode_entry,   &rcmd_ranks_entry,     &rcmd_patch_entry,   &rcmd_set_entry,
+    &rcmd_mode_entry,   &rcmd_ranks_entry,     &rcmd_patch_entry,   &rcmd_set_entry,     &rcmd_spec_entry,
     &rcmd_system_entry, &rcmd_think_entry,     &rcmd_temp_entry,    &rcmd_top_k_entry,
     &rcmd_top_p_entry,  &rcmd_min_p_entry,     &rcmd_seed_entry,    &rcmd_max_entry,
     &rcmd_new_entry,    &rcmd_retry_entry,     &rcmd_save_entry,    &rcmd_open_entry,

@@ -36,6 +36,8 @@ const struct op_impl CPU_IMPLS[] = {
     {OP_MOE_SILU_MUL, "rows", false, &CPU_MOE_SILU_MUL, "silu(gate) * up per pair"},
     {OP_MOE_DOWN, "grouped", false, &CPU_MOE_DOWN, "weighted sum over a row's experts, in ascending order of expert"},
     {OP_PICK_ROWS, "copy", false, &CPU_PICK_ROWS, "rows that want logits"},
+    {OP_HIDDEN, "normed", false, &CPU_HIDDEN_NORMED, "after the last norm"},
+    {OP_HIDDEN, "raw", false, &CPU_HIDDEN_RAW, "before the last norm"},
     {OP_GATHER, "copy", false, &CPU_GATHER, "concatenate the ranks' parts of the vocabulary"},
 };
 const size_t CPU_N_IMPLS = sizeof CPU_IMPLS / sizeof CPU_IMPLS[0];

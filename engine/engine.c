@@ -196,6 +196,7 @@ enum rs_result engine_load(struct engine *e, const char *path, const struct runt
     e->model = m;
     e->rt = rt;
     e->timing = t;
+    spec_reset(e);
     rc = sched_arrays(e, err);
     if (rc != RS_OK)
         engine_unload(e);

@@ -312,12 +312,13 @@ enum rs_result exec_step(struct exec *x, const struct backend_step *s, struct rs
     else
         step_eager(x, s);
     guard_leave();
-    sum_ticks(x);
+    if (s->prog == x->c->prog[0]) /* a NextN step is no op of the ledger's step */
+        sum_ticks(x);
     return RS_OK;
 }
 
 const float *exec_op_us(struct exec *x, uint32_t *n_ops)
 {
-    *n_ops = x->n_ops;
+    *n_ops = x->c->prog[0]->n_ops;
     return x->us;
 }

@@ -82,6 +82,8 @@ libengine_a_SOURCES = \
 	engine/shard.h \
 	engine/snapshot.c \
 	engine/snapshot.h \
+	engine/spec.c \
+	engine/spec.h \
 	engine/step.c \
 	engine/tensor.c \
 	engine/tensor.h \

@@ -61,6 +61,7 @@ json_t *engine_state_json(const struct engine *e)
     json_object_set_new(o, "stopped", brk_where_json(e));
     json_object_set_new(o, "numerics", json_string(e->fast ? "fast" : "invariant"));
     json_object_set_new(o, "graph_guard", json_boolean(e->guard));
+    json_object_set_new(o, "spec", json_integer(e->spec.n));
     json_object_set_new(o, "generation", json_integer((json_int_t)e->patches.now.generation));
     json_object_set_new(o, "patches", patches_json(e));
     json_object_set_new(o, "steps", json_integer((json_int_t)e->steps));
@@ -98,6 +99,7 @@ static char *done_object(struct engine *e, struct seq *s)
     set_number(o, "prompt_ms", s->t_first != 0 ? (double)(s->t_first - s->t_start) / 1e3 : NAN);
     set_number(o, "decode_ms", s->t_first != 0 ? (double)(s->t_last - s->t_first) / 1e3 : NAN);
     set_number(o, "queue_ms", s->t_start != 0 ? (double)(s->t_start - s->t_submit) / 1e3 : NAN);
+    json_object_set_new(o, "spec", spec_seq_json(e, s));
     set_number(o, "tok_per_s", s->n_out > 1 && s->t_last > s->t_first ? (s->n_out - 1) * 1e6 / (double)(s->t_last - s->t_first) : NAN);
     json_object_set_new(o, "mode", json_string(e->graph ? "graph" : "eager"));
     json_object_set_new(o, "ranks", json_integer(e->rt->cfg.ranks));
@@ -285,6 +287,32 @@ static enum seq_stop advance(struct engine *e, struct seq *s, const float *logit
     return stop;
 }
 
+/* Take what the rows of one sequence say, from wanted row `first` on: its next token and, while its drafts turn out right, the tokens after it.
+ * Each token is chosen as it would be without drafts, from the same logits with the same random numbers. Returns how many rows there were. */
+static uint32_t take(struct engine *e, uint32_t first, uint32_t n_logits, uint64_t now, uint32_t *got)
+{
+    struct seq *s = e->row_seq[first];
+    uint32_t rows = 1, base = s->n, right = 0;
+    while (first + rows < n_logits && e->row_seq[first + rows] == s)
+        rows++;
+    for (uint32_t j = 0; j < rows; j++) {
+        int32_t draft = j + 1 < rows ? s->tok[base + j] : -1;
+        s->stop = advance(e, s, e->rt->backend->ops->logits(e->rt->backend, first + j), now);
+        ++*got;
+        if (s->n == base + j || s->tok[base + j] != draft)
+            break;
+        right++;
+        if (s->stop != SEQ_STOP_NONE)
+            break;
+    }
+    s->n_draft = 0;
+    if (rows > 1) {
+        spec_verified(e, s, rows - 1, right);
+        sched_accept(e, s, base + right);
+    }
+    return rows;
+}
+
 static void write_snapshot(struct engine *e, double wall_us)
 {
     struct rs_snapshot s = {.version = RS_PROTOCOL, .n_ranks = e->rt->cfg.ranks, .step = e->steps, .time_us = server_now_us(), .mode = e->graph,
@@ -389,24 +417,27 @@ void step_run(struct engine *e)
     }
     guard_enter();
     sched_commit(e);
+    spec_target(e, wall);
     uint64_t now = server_now_us();
     double ar = (double)timing_last(e->timing).share;
-    for (uint32_t i = 0; i < n_logits; i++) {
+    uint32_t got = 0;
+    for (uint32_t i = 0; i < n_logits;) {
         struct seq *s = e->row_seq[i];
         if (s->n_out > 0) {
             s->ar_us += ar * wall;
             s->step_us += wall;
             s->steps++;
         }
-        s->stop = advance(e, s, e->rt->backend->ops->logits(e->rt->backend, i), now);
+        i += take(e, i, n_logits, now, &got);
     }
-    count_rate(e, n_logits, wall);
+    count_rate(e, got, wall);
     write_snapshot(e, wall);
     server_flush(e->server);
     guard_leave();
     for (uint32_t i = 0; i < n_logits; i++) /* finishing frees only sequences that have finished, so later entries stay valid */
-        if (e->row_seq[i]->stop != SEQ_STOP_NONE)
+        if ((i == 0 || e->row_seq[i] != e->row_seq[i - 1]) && e->row_seq[i]->stop != SEQ_STOP_NONE)
             step_finish(e, e->row_seq[i], e->row_seq[i]->stop);
+    spec_draft(e);
     cancel_held(e);
 }
 

@@ -11,6 +11,7 @@ c_tests = \
 	tests/matmul_test \
 	tests/probe_test \
 	tests/quant_test \
+	tests/spec_test \
 	tests/template_test \
 	tests/vocab_file_test \
 	tests/vocab_pre_test \
@@ -40,6 +41,7 @@ tests_gguf_mutate_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap
 # Tests of the running engine.
 engine_client = tests/engine_client.c tests/engine_client.h
 tests_golden_test_SOURCES = tests/golden_test.c $(engine_client)
+tests_spec_test_SOURCES = tests/spec_test.c $(engine_client)
 # Tests that talk to an engine in their own process.
 talk = tests/talk.c tests/talk.h
 tests_probe_test_SOURCES = tests/probe_test.c $(talk)
