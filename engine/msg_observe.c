@@ -22,7 +22,7 @@ static enum rs_result msg_stats(struct engine *e, struct msg *m, struct args *a,
     json_object_set_new(m->reply, "steps", json_integer((json_int_t)e->steps));
     json_object_set_new(m->reply, "tokens", json_integer((json_int_t)e->tokens));
     json_object_set_new(m->reply, "tok_per_s", json_real(e->rate));
-    json_object_set_new(m->reply, "spec", spec_json(e));
+    json_object_set_new(m->reply, "spec", spec_stats_json(e));
     if (reset)
         timing_reset(e->timing);
     return RS_OK;

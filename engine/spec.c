@@ -312,7 +312,7 @@ json_t *spec_seq_json(const struct engine *e, const struct seq *s)
     return o;
 }
 
-json_t *spec_json(const struct engine *e)
+json_t *spec_stats_json(const struct engine *e)
 {
     const struct spec *p = &e->spec;
     json_t *o = json_object(), *places = json_array();

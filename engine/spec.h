@@ -55,6 +55,6 @@ void spec_verified(struct engine *e, struct seq *s, uint32_t drafts, uint32_t ri
 void spec_draft(struct engine *e);
 
 json_t *spec_seq_json(const struct engine *e, const struct seq *s); /* null when no step of s verified anything */
-json_t *spec_json(const struct engine *e);                          /* "spec" of method stats */
+json_t *spec_stats_json(const struct engine *e);                          /* "spec" of method stats */
 
 #endif
