@@ -33,6 +33,8 @@ libconsole_a_SOURCES = \
 	console/daemon.h \
 	console/fail.c \
 	console/fail.h \
+	console/grid.c \
+	console/grid.h \
 	console/history.c \
 	console/history.h \
 	console/js.c \
@@ -59,7 +61,6 @@ libconsole_a_SOURCES = \
 	console/rcmd_patch.c \
 	console/rcmd_process.c \
 	console/rcmd_sampling.c \
-	console/rcmd_spec.c \
 	console/repl.c \
 	console/repl.h \
 	console/sampling.c \
@@ -72,6 +73,18 @@ libconsole_a_SOURCES = \
 	console/table.h \
 	console/text.c \
 	console/text.h \
+	console/tui_key.c \
+	console/tui_key.h \
+	console/tui_keymap.c \
+	console/tui_keymap.h \
+	console/tui_layout.c \
+	console/tui_layout.h \
+	console/tui_plot.c \
+	console/tui_plot.h \
+	console/tui_text.c \
+	console/tui_text.h \
+	console/tui_theme.c \
+	console/tui_theme.h \
 	console/units.c \
 	console/units.h \
 	console/view.h \

@@ -9,10 +9,9 @@ c_tests = \
 	tests/golden_test \
 	tests/invariance_test \
 	tests/matmul_test \
-	tests/probe_test \
 	tests/quant_test \
-	tests/spec_test \
 	tests/template_test \
+	tests/tui_test \
 	tests/vocab_file_test \
 	tests/vocab_pre_test \
 	tests/vocab_test
@@ -41,10 +40,6 @@ tests_gguf_mutate_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap
 # Tests of the running engine.
 engine_client = tests/engine_client.c tests/engine_client.h
 tests_golden_test_SOURCES = tests/golden_test.c $(engine_client)
-tests_spec_test_SOURCES = tests/spec_test.c $(engine_client)
-# Tests that talk to an engine in their own process.
-talk = tests/talk.c tests/talk.h
-tests_probe_test_SOURCES = tests/probe_test.c $(talk)
 
 # The console on an engine that plays a script (tests/fake_engine.h), and a terminal to run it at.
 fake_engine = tests/fake_canned.c tests/fake_engine.c tests/fake_engine.h tests/fake_methods.c engine/error.c
@@ -54,6 +49,7 @@ tests_rankscope_fake_LDADD = $(fake_console_libs)
 tests_console_test_SOURCES = tests/console_test.c $(fake_engine)
 tests_console_test_LDADD = tests/libtap.a $(fake_console_libs)
 tests_pty_LDADD = -lutil
+tests_tui_test_LDADD = tests/libtap.a $(CONSOLE_LIBS) $(JANSSON_LIBS) $(CONSOLE_SYSTEM_LIBS)
 
 tests_template_test_LDADD = $(LDADD) $(LUA_LIBS)
 
@@ -62,8 +58,6 @@ shell_tests = \
 	tests/boundaries.t \
 	tests/console_batch.t \
 	tests/console_cli.t \
-	tests/console_golden.t \
-	tests/console_kill.t \
 	tests/console_man.t \
 	tests/console_tty.t \
 	tests/pretok.t \
@@ -74,7 +68,6 @@ shell_tests = \
 # What tests read.
 EXTRA_DIST += $(shell_tests) \
 	tests/golden \
-	tests/console_golden.py \
 	tests/pretok_oracle.py \
 	tests/quant_gguf.py \
 	tests/tap.sh \

@@ -1,0 +1,111 @@
+#include "config.h"
+
+#include "console/tui_keymap.h"
+
+#include <stddef.h>
+
+const struct tui_binding tui_keymap[] = {
+    /* Special places first: the first row that fits wins. */
+    {TUI_IN_OVERLAY, "Escape", TUI_DO_CLOSE, 0, "close this", "close"},
+    {TUI_IN_OVERLAY, "q", TUI_DO_CLOSE, 0, NULL, NULL},
+    {TUI_IN_OVERLAY, "Enter", TUI_DO_CLOSE, 0, NULL, NULL},
+    {TUI_IN_OVERLAY, "F1", TUI_DO_CLOSE, 0, NULL, NULL},
+    {TUI_IN_OVERLAY, "?", TUI_DO_CLOSE, 0, NULL, NULL},
+    {TUI_IN_OVERLAY, "Down", TUI_DO_MOVE, 1, "down and up", "scroll"},
+    {TUI_IN_OVERLAY, "j", TUI_DO_MOVE, 1, NULL, NULL},
+    {TUI_IN_OVERLAY, "Up", TUI_DO_MOVE, -1, NULL, NULL},
+    {TUI_IN_OVERLAY, "k", TUI_DO_MOVE, -1, NULL, NULL},
+    {TUI_IN_OVERLAY, "PageDown", TUI_DO_PAGE, 1, NULL, NULL},
+    {TUI_IN_OVERLAY, "PageUp", TUI_DO_PAGE, -1, NULL, NULL},
+    {TUI_IN_OVERLAY, "Home", TUI_DO_HOME, 0, NULL, NULL},
+    {TUI_IN_OVERLAY, "End", TUI_DO_END, 0, NULL, NULL},
+
+    {TUI_IN_CHAT, "f", TUI_DO_FOLD, 0, "fold or unfold what was thought", "fold"},
+    {TUI_IN_CHAT, "y", TUI_DO_COPY, 0, "copy the last answer to the clipboard of the terminal", "copy"},
+    {TUI_IN_TEXT, "/", TUI_DO_SEARCH, 0, "search", "search"},
+    {TUI_IN_TEXT, "n", TUI_DO_NEXT_MATCH, -1, "next match upwards", NULL},
+    {TUI_IN_TEXT, "N", TUI_DO_PREVIOUS_MATCH, 1, "next match downwards", NULL},
+    {TUI_IN_OPS, "Enter", TUI_DO_OPEN_OP, 0, "open the op: inputs, outputs, ranks", "open"},
+    {TUI_IN_OPS, "s", TUI_DO_SORT, 0, "sort by another column", "sort"},
+    {TUI_IN_OPS, "/", TUI_DO_FILTER, 0, "show only what holds a word", "filter"},
+    {TUI_IN_PATCHES, "Right", TUI_DO_OTHER_IMPL, 1, "choose another implementation", "choose"},
+    {TUI_IN_PATCHES, "l", TUI_DO_OTHER_IMPL, 1, NULL, NULL},
+    {TUI_IN_PATCHES, "Left", TUI_DO_OTHER_IMPL, -1, NULL, NULL},
+    {TUI_IN_PATCHES, "h", TUI_DO_OTHER_IMPL, -1, NULL, NULL},
+    {TUI_IN_PATCHES, "Enter", TUI_DO_SWAP, 0, "swap it in, live", "swap"},
+    {TUI_IN_PATCHES, "r", TUI_DO_REVERT, 0, "go back one generation", "revert"},
+
+    {TUI_IN_PANEL, "Down", TUI_DO_MOVE, 1, "down and up", NULL},
+    {TUI_IN_PANEL, "j", TUI_DO_MOVE, 1, NULL, NULL},
+    {TUI_IN_PANEL, "Up", TUI_DO_MOVE, -1, NULL, NULL},
+    {TUI_IN_PANEL, "k", TUI_DO_MOVE, -1, NULL, NULL},
+    {TUI_IN_PANEL, "PageDown", TUI_DO_PAGE, 1, "a page down and up", NULL},
+    {TUI_IN_PANEL, "PageUp", TUI_DO_PAGE, -1, NULL, NULL},
+    {TUI_IN_PANEL, "Home", TUI_DO_HOME, 0, "to the beginning and to the end", NULL},
+    {TUI_IN_PANEL, "g", TUI_DO_HOME, 0, NULL, NULL},
+    {TUI_IN_PANEL, "End", TUI_DO_END, 0, NULL, NULL},
+    {TUI_IN_PANEL, "G", TUI_DO_END, 0, NULL, NULL},
+    {TUI_IN_PANEL, "Escape", TUI_DO_PROMPT, 0, "back to the line of input", "input"},
+    {TUI_IN_PANEL, "q", TUI_DO_PROMPT, 0, NULL, NULL},
+    {TUI_IN_PANEL, "i", TUI_DO_PROMPT, 0, NULL, NULL},
+    {TUI_IN_PANEL, ":", TUI_DO_COMMAND, 0, "type a command", NULL},
+    {TUI_IN_PANEL, "Tab", TUI_DO_NEXT_PANEL, 0, "next panel", "next"},
+    {TUI_IN_PANEL, "1", TUI_DO_PANEL, 1, "the panel of that number (Alt and digit from the line of input)", NULL},
+    {TUI_IN_PANEL, "2", TUI_DO_PANEL, 2, NULL, NULL},
+    {TUI_IN_PANEL, "3", TUI_DO_PANEL, 3, NULL, NULL},
+    {TUI_IN_PANEL, "4", TUI_DO_PANEL, 4, NULL, NULL},
+    {TUI_IN_PANEL, "5", TUI_DO_PANEL, 5, NULL, NULL},
+    {TUI_IN_PANEL, "6", TUI_DO_PANEL, 6, NULL, NULL},
+    {TUI_IN_PANEL, "7", TUI_DO_PANEL, 7, NULL, NULL},
+    {TUI_IN_PANEL, "z", TUI_DO_ZOOM, 0, "this panel alone, and back", "zoom"},
+    {TUI_IN_PANEL, "+", TUI_DO_GROW, 0, "make the panel larger or smaller", NULL},
+    {TUI_IN_PANEL, "-", TUI_DO_SHRINK, 0, NULL, NULL},
+    {TUI_IN_PANEL, "p", TUI_DO_PRESET, 0, "next arrangement", NULL},
+    {TUI_IN_PANEL, "t", TUI_DO_THEME, 0, "next theme", NULL},
+    {TUI_IN_PANEL, "b", TUI_DO_PLOTS, 0, "plots in braille, blocks or ASCII", NULL},
+    {TUI_IN_PANEL, "Space", TUI_DO_FREEZE, 0, "freeze the figures, and go on", "freeze"},
+    {TUI_IN_PANEL, "?", TUI_DO_HELP, 0, NULL, NULL},
+
+    {TUI_IN_PROMPT, "Escape", TUI_DO_PANELS, 0, "to the panels", "panels"},
+    {TUI_IN_PROMPT, "PageUp", TUI_DO_PAGE, -1, "scroll the chat", NULL},
+    {TUI_IN_PROMPT, "PageDown", TUI_DO_PAGE, 1, NULL, NULL},
+    {TUI_ANYWHERE, "F1", TUI_DO_HELP, 0, "this help", "help"},
+    {TUI_ANYWHERE, "F2", TUI_DO_PRESET, 0, "next arrangement", "arrange"},
+    {TUI_ANYWHERE, "F3", TUI_DO_ZOOM, 0, "zoom the panel, and back", NULL},
+    {TUI_ANYWHERE, "F4", TUI_DO_FOLD, 0, "fold or unfold what was thought", NULL},
+    {TUI_ANYWHERE, "F12", TUI_DO_TOGGLE, 0, "to the plain console, and back (Ctrl-X Ctrl-A too)", "plain"},
+    {TUI_ANYWHERE, "S-Tab", TUI_DO_PREVIOUS_PANEL, 0, "previous panel", NULL},
+    {TUI_ANYWHERE, "C-l", TUI_DO_REPAINT, 0, "paint the screen anew", NULL},
+    {TUI_ANYWHERE, "M-1", TUI_DO_PANEL, 1, NULL, NULL},
+    {TUI_ANYWHERE, "M-2", TUI_DO_PANEL, 2, NULL, NULL},
+    {TUI_ANYWHERE, "M-3", TUI_DO_PANEL, 3, NULL, NULL},
+    {TUI_ANYWHERE, "M-4", TUI_DO_PANEL, 4, NULL, NULL},
+    {TUI_ANYWHERE, "M-5", TUI_DO_PANEL, 5, NULL, NULL},
+    {TUI_ANYWHERE, "M-6", TUI_DO_PANEL, 6, NULL, NULL},
+    {TUI_ANYWHERE, "M-7", TUI_DO_PANEL, 7, NULL, NULL},
+    {0, NULL, TUI_DO_NOTHING, 0, NULL, NULL},
+};
+
+const struct tui_binding *tui_keymap_find(unsigned where, const struct tui_key *k)
+{
+    for (const struct tui_binding *b = tui_keymap; b->key != NULL; b++) {
+        struct tui_key want;
+        if (b->where & where && tui_key_parse(b->key, &want) && want.code == k->code && want.mods == k->mods)
+            return b;
+    }
+    return NULL;
+}
+
+const char *tui_keymap_where(unsigned where)
+{
+    switch (where) {
+    case TUI_IN_OVERLAY: return "in a window like this";
+    case TUI_IN_CHAT: return "in Chat";
+    case TUI_IN_TEXT: return "in Chat and Log";
+    case TUI_IN_OPS: return "in Ops";
+    case TUI_IN_PATCHES: return "in Patches";
+    case TUI_IN_PANEL: return "in every panel";
+    case TUI_IN_PROMPT: return "in the line of input";
+    default: return "everywhere";
+    }
+}
