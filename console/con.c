@@ -131,6 +131,8 @@ static void take_state(struct con *con, json_t *state)
 
 static void take_log(struct con *con, const json_t *log)
 {
+    if (con->watch_logs)
+        return;
     const char *level = js_str(log, "level", "info");
     if (strcmp(level, "debug") == 0 || strcmp(level, "trace") == 0)
         return;
@@ -156,6 +158,8 @@ static void take_lost(struct con *con, const json_t *lost)
 static void con_event(struct con *con, const struct rs_event *ev)
 {
     json_t *json = ev->json != NULL ? json_loads(ev->json, JSON_DECODE_ANY, NULL) : NULL;
+    if (con->watch != NULL)
+        con->watch(con, con->watch_ctx, ev, json);
     switch (ev->type) {
     case RS_EVENT_REPLY: take_reply(con, ev, json); break;
     case RS_EVENT_TOKEN: chat_token(con, ev); break;

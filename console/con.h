@@ -26,10 +26,14 @@ enum con_wake {
 enum con_think { CON_THINK_DEFAULT, CON_THINK_ON, CON_THINK_OFF };
 
 struct con;
+struct tui;
 
 /* Wait up to timeout_ms (-1: for ever) for engine events or signals and say what came (con_wake bits, 0: nothing). A front end with a
  * screen and keys of its own serves them in here. */
 typedef unsigned (*con_wait_fn)(struct con *con, void *ctx, int timeout_ms);
+
+/* See every event of the engine before it is handled; json may be NULL. Nothing may be asked of the session in here. */
+typedef void (*con_watch_fn)(struct con *con, void *ctx, const struct rs_event *ev, const json_t *json);
 
 /* An answer that is being generated, or the last one. */
 struct con_answer {
@@ -54,7 +58,12 @@ struct con {
     struct rs_local_params params; /* how it was started, to start it again; isa is borrowed */
     con_wait_fn wait;
     void *wait_ctx;
+    con_watch_fn watch; /* or NULL */
+    void *watch_ctx;
+    bool watch_logs; /* log events are shown by who watches, not here */
     bool patient; /* a first Ctrl-C during a request only says what is waited for (REPL); else it ends the wait */
+
+    struct tui *tui; /* the panels; NULL: this front end has none */
 
     json_t *info;              /* the last reply of "info", kept current by STATE events; NULL: never asked */
     json_t *open_args;         /* how the open model was opened, to open it again */

@@ -23,7 +23,18 @@ static struct history s_history;
 static struct termios s_normal; /* as it was when the program started */
 static char *s_prompt;
 static char *s_line;
-static bool s_active, s_hidden, s_ready, s_eof;
+static char *s_carried; /* text that stood at the prompt when sides were changed */
+static int s_carried_point;
+static bool s_active, s_hidden, s_ready, s_eof, s_toggle;
+static bool s_tty; /* there is a terminal to take care of */
+
+/* Under panels */
+static bool s_panels;
+static struct buf s_typed; /* bytes for readline, from s_typed_at on */
+static size_t s_typed_at;
+static bool s_starved; /* readline asked for more than there was: its end of file is none */
+static FILE *s_nowhere;
+static line_matches_fn s_matches;
 
 /* ---- completion ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -62,6 +73,8 @@ static char **attempt(const char *text, int start, int end)
 /* No echo and no line editing by the kernel, but Ctrl-C and Ctrl-Z still are signals. */
 static void busy_terminal(void)
 {
+    if (!s_tty)
+        return;
     struct termios t = s_normal;
     t.c_lflag &= ~(tcflag_t)(ECHO | ICANON);
     t.c_cc[VMIN] = 1;
@@ -79,11 +92,21 @@ static void set_size(void)
 /* Called by readline from inside line_feed(). It only keeps the line: commands run from the caller's loop. */
 static void on_line(char *line)
 {
-    rl_callback_handler_remove();
-    s_active = false;
+    if (!s_panels) {
+        rl_callback_handler_remove();
+        s_active = false;
+    }
     s_ready = line != NULL;
     s_eof = line == NULL;
     s_line = line;
+}
+
+static int toggle(int count, int key)
+{
+    (void)count;
+    (void)key;
+    s_toggle = true;
+    return 0;
 }
 
 static void load_history(void)
@@ -101,7 +124,7 @@ void line_open(line_complete_fn complete, void *ctx)
 {
     s_complete = complete;
     s_ctx = ctx;
-    tcgetattr(STDIN_FILENO, &s_normal);
+    s_tty = tcgetattr(STDIN_FILENO, &s_normal) == 0;
     sig_keep_terminal(STDIN_FILENO);
     rl_readline_name = "rankscope";
     rl_catch_signals = 0;
@@ -111,12 +134,16 @@ void line_open(line_complete_fn complete, void *ctx)
     rl_completer_word_break_characters = " \t";
     rl_completer_quote_characters = "";
     rl_initialize();
+    rl_bind_keyseq("\\e[24~", toggle);
+    rl_bind_keyseq("\\C-x\\C-a", toggle);
     load_history();
     busy_terminal();
 }
 
 void line_close(void)
 {
+    if (s_panels)
+        line_panels_leave();
     if (s_active) {
         rl_callback_handler_remove();
         putchar('\n');
@@ -127,7 +154,38 @@ void line_close(void)
     history_close(&s_history);
     free(s_prompt);
     free(s_line);
-    s_prompt = s_line = NULL;
+    free(s_carried);
+    s_prompt = s_line = s_carried = NULL;
+    buf_fini(&s_typed);
+}
+
+/* Put back what stood at the prompt before sides were changed. */
+static void carry_on(void)
+{
+    if (s_carried == NULL)
+        return;
+    rl_replace_line(s_carried, 1);
+    rl_point = s_carried_point;
+    free(s_carried);
+    s_carried = NULL;
+}
+
+static void carry_off(void)
+{
+    free(s_carried);
+    s_carried = rl_end > 0 ? xstrdup(rl_line_buffer) : NULL;
+    s_carried_point = rl_point;
+}
+
+void line_aside(void)
+{
+    if (!s_active)
+        return;
+    line_hide();
+    carry_off();
+    rl_callback_handler_remove();
+    s_active = false;
+    busy_terminal();
 }
 
 void line_prompt(const char *prompt)
@@ -142,6 +200,10 @@ void line_prompt(const char *prompt)
     tcsetattr(STDIN_FILENO, TCSADRAIN, &s_normal);
     set_size();
     rl_callback_handler_install(s_prompt, on_line);
+    if (s_carried != NULL) {
+        carry_on();
+        rl_redisplay();
+    }
 }
 
 bool line_active(void)
@@ -149,11 +211,31 @@ bool line_active(void)
     return s_active;
 }
 
+/* A line that was entered goes into the history, there and here. */
+static void remember(void)
+{
+    if (!history_add(&s_history, s_line))
+        return;
+    /* The same text further up goes, as it went in our list. */
+    for (int i = history_length - 1; i >= 0; i--) {
+        HIST_ENTRY *e = history_get(history_base + i);
+        if (e == NULL || strcmp(e->line, s_line) != 0)
+            continue;
+        HIST_ENTRY *old = remove_history(i);
+        free_history_entry(old);
+    }
+    add_history(s_line);
+}
+
 enum line_status line_feed(void)
 {
     if (!s_active)
         return LINE_MORE;
     rl_callback_read_char();
+    if (s_toggle) {
+        s_toggle = false;
+        return LINE_TOGGLE;
+    }
     if (s_active)
         return LINE_MORE;
     busy_terminal();
@@ -162,18 +244,7 @@ enum line_status line_feed(void)
         fflush(stdout);
         return LINE_EOF;
     }
-    if (history_add(&s_history, s_line)) {
-        HIST_ENTRY *old;
-        /* The same text further up goes, as it went in our list. */
-        for (int i = history_length - 1; i >= 0; i--) {
-            HIST_ENTRY *e = history_get(history_base + i);
-            if (e == NULL || strcmp(e->line, s_line) != 0)
-                continue;
-            old = remove_history(i);
-            free_history_entry(old);
-        }
-        add_history(s_line);
-    }
+    remember();
     return LINE_READY;
 }
 
@@ -189,12 +260,15 @@ void line_clear(void)
 {
     if (!s_active)
         return;
+    s_typed_at = s_typed.len;
     /* An incremental search or half a key sequence must not survive, nor the place in the history that a search had found. */
     rl_callback_sigcleanup();
     rl_free_line_state();
     rl_replace_line("", 0);
     rl_point = rl_mark = 0;
     using_history();
+    if (s_panels)
+        return;
     fputs("^C\n", stdout);
     rl_on_new_line();
     rl_redisplay();
@@ -202,7 +276,7 @@ void line_clear(void)
 
 void line_hide(void)
 {
-    if (!s_active || s_hidden)
+    if (!s_active || s_hidden || s_panels)
         return;
     s_hidden = true;
     rl_clear_visible_line();
@@ -211,7 +285,7 @@ void line_hide(void)
 
 void line_show(void)
 {
-    if (!s_active || !s_hidden)
+    if (!s_active || !s_hidden || s_panels)
         return;
     s_hidden = false;
     rl_on_new_line();
@@ -221,7 +295,7 @@ void line_show(void)
 void line_resize(void)
 {
     set_size();
-    if (s_active && !s_hidden) {
+    if (s_active && !s_hidden && !s_panels) {
         rl_clear_visible_line();
         rl_forced_update_display();
     }
@@ -243,4 +317,130 @@ void line_resume(void)
     rl_prep_terminal(1);
     rl_on_new_line();
     rl_forced_update_display();
+}
+
+/* ---- under panels -------------------------------------------------------------------------------------------------------------------- */
+
+static int typed_byte(FILE *unused)
+{
+    (void)unused;
+    if (s_typed_at < s_typed.len)
+        return (unsigned char)s_typed.text[s_typed_at++];
+    s_starved = true;
+    return EOF;
+}
+
+static int typed_available(void)
+{
+    return s_typed_at < s_typed.len;
+}
+
+static void no_display(void)
+{
+}
+
+/* matches[0] is what all have in common. */
+static void hand_matches(char **matches, int n, int longest)
+{
+    (void)longest;
+    if (s_matches != NULL)
+        s_matches(s_ctx, (const char *const *)matches + 1, (size_t)n);
+}
+
+void line_panels_enter(const char *prompt, line_matches_fn matches)
+{
+    if (s_panels)
+        return;
+    line_aside();
+    if (s_nowhere == NULL)
+        s_nowhere = fopen("/dev/null", "w");
+    s_panels = s_active = true;
+    s_matches = matches;
+    s_hidden = s_ready = s_eof = s_toggle = false;
+    rl_prep_term_function = NULL;
+    rl_deprep_term_function = NULL;
+    rl_getc_function = typed_byte;
+    rl_input_available_hook = typed_available;
+    rl_redisplay_function = no_display;
+    rl_completion_display_matches_hook = hand_matches;
+    rl_outstream = s_nowhere;
+    free(s_prompt);
+    s_prompt = xstrdup(prompt);
+    rl_callback_handler_install(s_prompt, on_line);
+    carry_on();
+}
+
+void line_panels_leave(void)
+{
+    if (!s_panels)
+        return;
+    rl_callback_sigcleanup();
+    carry_off();
+    rl_callback_handler_remove();
+    s_panels = s_active = false;
+    rl_prep_term_function = rl_prep_terminal;
+    rl_deprep_term_function = rl_deprep_terminal;
+    rl_getc_function = rl_getc;
+    rl_input_available_hook = NULL;
+    rl_redisplay_function = rl_redisplay;
+    rl_completion_display_matches_hook = NULL;
+    rl_outstream = stdout;
+    buf_clear(&s_typed);
+    s_typed_at = 0;
+    busy_terminal();
+}
+
+enum line_status line_push(const char *bytes, size_t n)
+{
+    if (s_typed_at == s_typed.len) {
+        buf_clear(&s_typed);
+        s_typed_at = 0;
+    }
+    buf_add(&s_typed, bytes, n);
+    while (s_typed_at < s_typed.len) {
+        s_starved = false;
+        rl_callback_read_char();
+        if (s_toggle) {
+            s_toggle = false;
+            return LINE_TOGGLE;
+        }
+        if (s_ready) {
+            s_ready = false;
+            remember();
+            return LINE_READY;
+        }
+        if (s_eof && !s_starved)
+            return LINE_EOF;
+        s_eof = false;
+    }
+    return LINE_MORE;
+}
+
+void line_insert(const char *text)
+{
+    if (s_active)
+        rl_insert_text(text);
+}
+
+const char *line_text(size_t *point)
+{
+    *point = s_active ? (size_t)rl_point : 0;
+    return s_active ? rl_line_buffer : "";
+}
+
+const char *line_prefix(void)
+{
+    return rl_display_prompt != NULL ? rl_display_prompt : "";
+}
+
+bool line_half_key(void)
+{
+    return RL_ISSTATE(RL_STATE_MULTIKEY | RL_STATE_ISEARCH | RL_STATE_NSEARCH);
+}
+
+void line_escape(void)
+{
+    rl_callback_sigcleanup();
+    RL_UNSETSTATE(RL_STATE_MULTIKEY);
+    rl_set_prompt(s_prompt);
 }

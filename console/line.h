@@ -13,7 +13,11 @@
 
 typedef void (*line_complete_fn)(void *ctx, const char *line, size_t point, struct complete *out);
 
-enum line_status { LINE_MORE, LINE_READY, LINE_EOF };
+/* LINE_TOGGLE: the person asked for the other kind of console (F12, or Ctrl-X Ctrl-A). */
+enum line_status { LINE_MORE, LINE_READY, LINE_EOF, LINE_TOGGLE };
+
+/* Told what could stand at the point when there are several possibilities (panels only). */
+typedef void (*line_matches_fn)(void *ctx, const char *const *words, size_t n);
 
 /* Take over the terminal on stdin and stdout, and read the history. Everything is undone by line_close(), and by any way of exit. */
 void line_open(line_complete_fn complete, void *ctx);
@@ -36,8 +40,34 @@ void line_clear(void);
 void line_hide(void);
 void line_show(void);
 
+/* Take the prompt away for good; what was typed stands at the next one. */
+void line_aside(void);
+
 /* The window has another size. */
 void line_resize(void);
+
+/* ---- under panels: the same line, history and keys, fed by bytes and drawn by someone else ------------------------------------------- */
+
+/* Change sides; text and cursor stay. Under panels a prompt always stands, nothing here reads or writes the terminal, and neither needs one
+ * to be there. */
+void line_panels_enter(const char *prompt, line_matches_fn matches);
+void line_panels_leave(void);
+
+/* Type these bytes. LINE_READY: take the line, then call again with n 0 for what is left of them. */
+enum line_status line_push(const char *bytes, size_t n);
+
+/* Put text in at the cursor as if it had been typed with no key bound to anything. */
+void line_insert(const char *text);
+
+/* The text and the cursor's offset in it in bytes; valid until the next call. */
+const char *line_text(size_t *point);
+
+/* What stands before the text: the prompt, or what a search in the history says. */
+const char *line_prefix(void);
+
+/* Whether the bytes so far are half a key sequence; line_escape() forgets that half (and ends a search). */
+bool line_half_key(void);
+void line_escape(void);
 
 /* Before and after this process is stopped by Ctrl-Z. */
 void line_suspend(void);

@@ -14,6 +14,7 @@ static int s_fd = -1;
 static int s_terminal = -1;
 static bool s_paste; /* the terminal knows bracketed paste */
 static struct termios s_kept;
+static char s_escape[256]; /* leaves a full-screen display; empty: there is none */
 
 static void our_set(sigset_t *set)
 {
@@ -76,8 +77,24 @@ void sig_restore_terminal(void)
         ssize_t unused = write(s_terminal, paste_off, sizeof paste_off - 1);
         (void)unused;
     }
+    if (s_escape[0] != '\0') {
+        ssize_t unused = write(s_terminal, s_escape, strlen(s_escape));
+        (void)unused;
+    }
     tcsetattr(s_terminal, TCSANOW, &s_kept);
     s_terminal = -1;
+}
+
+void sig_keep_escape(const char *bytes)
+{
+    size_t n = bytes != NULL ? strlen(bytes) : 0;
+    n = n < sizeof s_escape ? n : sizeof s_escape - 1;
+    s_escape[0] = '\0'; /* a crash in between must not see half of it */
+    if (n > 0)
+        memcpy(s_escape + 1, bytes + 1, n - 1);
+    s_escape[n] = '\0';
+    if (n > 0)
+        s_escape[0] = bytes[0];
 }
 
 static void crashed(int signo)

@@ -30,6 +30,9 @@ void sig_child(void);
 void sig_keep_terminal(int fd);
 void sig_restore_terminal(void);
 
+/* What to write to the terminal before its settings go back, on every way out; copied (up to 255 bytes). NULL: nothing. */
+void sig_keep_escape(const char *bytes);
+
 /* Stop this process as Ctrl-Z does (restore the terminal first); returns when it is continued. */
 void sig_stop(void);
 
