@@ -3,14 +3,14 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "console/chat.h"
 #include "console/cmd_list.h"
 #include "console/daemon.h"
+#include "console/desk.h"
 #include "console/js.h"
 #include "console/oneshot.h"
-#include "console/repl.h"
+#include "console/tui.h"
 
 static const struct opt s_options[] = {
     {.name = "session",
@@ -48,7 +48,10 @@ static enum exit_status exec_attach(const struct cmd_entry *self, const struct o
 {
     struct rs_error err = {0};
     struct oneshot s = {.entry = self};
-    bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO), in_control = true;
+    bool terminal = desk_terminal() || opt_set(v, "screen"), in_control = true;
+    const char *wrong = desk_check(v);
+    if (wrong != NULL)
+        return cmd_usage(self, "%s", wrong);
     json_int_t session = opt_int(v, "session", 0);
     out_stdio_init(&s.out, stdout, terminal ? stdout : stderr);
     s.out.notes_on_data = !terminal;
@@ -63,10 +66,10 @@ static enum exit_status exec_attach(const struct cmd_entry *self, const struct o
         enum exit_status status = oneshot_fail(&s, &err);
         return err.code == RS_ENOTFOUND ? EXIT_COMMAND : status;
     }
-    if (terminal)
+    if (terminal && !opt_set(v, "screen"))
         out_printf(s.con.out, OUT_NOTE, "engine %s: %s%s\n", s.con.engine_name, js_str(s.con.info, "model.name", "no model"),
                    in_control ? "" : "; another console is in control, this one can only look");
-    return oneshot_end(&s, terminal ? repl_terminal(&s.con, session) : repl_batch(&s.con, STDIN_FILENO, session));
+    return oneshot_end(&s, desk_run(&s.con, session, false, v));
 }
 
 const struct cmd_entry cmd_attach_entry = {
@@ -76,7 +79,7 @@ const struct cmd_entry cmd_attach_entry = {
     .help = "Starts the console on the engine NAME, or on the only one that runs, and goes on with its newest conversation: what was said "
             "is shown, an "
             "answer that runs is followed. Leaving the console leaves the engine running.",
-    .tables = {s_options},
+    .tables = {s_options, tui_table},
     .max_args = 1,
     .exec = exec_attach,
 };

@@ -4,13 +4,13 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "console/cmd_list.h"
+#include "console/desk.h"
 #include "console/js.h"
 #include "console/oneshot.h"
-#include "console/repl.h"
 #include "console/sampling.h"
+#include "console/tui.h"
 #include "console/units.h"
 
 static const struct opt s_options[] = {
@@ -51,13 +51,16 @@ static enum exit_status exec_repl(const struct cmd_entry *self, const struct opt
 {
     struct rs_error err = {0};
     struct oneshot s;
-    bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+    bool terminal = desk_terminal() || opt_set(v, "screen");
     if (opt_set(v, "think") && opt_set(v, "no-think"))
         return cmd_usage(self, "--think and --no-think exclude each other");
     if (v->n_args > 0 && opt_set(v, "model"))
         return cmd_usage(self, "name the model once");
+    const char *wrong = desk_check(v);
+    if (wrong != NULL)
+        return cmd_usage(self, "%s", wrong);
     const char *path = v->n_args > 0 ? v->args[0] : NULL;
-    bool apart = terminal && !opt_set(v, "local");
+    bool apart = terminal && !opt_set(v, "local") && !opt_set(v, "screen");
     enum exit_status status = apart ? oneshot_start_apart(&s, self, v, path) : oneshot_start(&s, self, v, path);
     if (status != EXIT_OK)
         return status;
@@ -65,10 +68,9 @@ static enum exit_status exec_repl(const struct cmd_entry *self, const struct opt
         return oneshot_fail(&s, &err);
     out_stdio_init(&s.out, stdout, terminal ? stdout : stderr);
     s.out.notes_on_data = !terminal;
-    if (terminal)
+    if (terminal && !opt_set(v, "screen"))
         banner(&s.con);
-    status = terminal ? repl_terminal(&s.con, 0) : repl_batch(&s.con, STDIN_FILENO, 0);
-    return oneshot_end(&s, status);
+    return oneshot_end(&s, desk_run(&s.con, 0, false, v));
 }
 
 const struct cmd_entry cmd_repl_entry = {
@@ -77,13 +79,15 @@ const struct cmd_entry cmd_repl_entry = {
     .summary = "the console",
     .help =
         "Starts the console on MODEL.gguf, or on the model that comes with the program. What you type is said to the model; a line "
-        "that begins with a slash is a command, and /help lists the commands. Ctrl-C stops an answer, Ctrl-D quits.\n\n"
+        "that begins with a slash is a command, and /help lists the commands. Ctrl-C stops an answer, Ctrl-D quits. At a terminal it shows "
+        "panels, "
+        "F1 lists their keys; F12, --plain or a terminal that can show nothing else give a console of lines.\n\n"
         "The engine runs as a process of its own: when the terminal is lost or the console killed, rankscope attach goes on where it was. "
         "Quitting ends the engine, /detach leaves it running.\n\n"
         "When standard input or output is no terminal there are no prompts and no colours: each line of standard input is a message or a "
         "command, answers come without the model's thoughts, the engine runs inside the process, and the first command that fails ends "
         "the run with status 1.",
-    .tables = {s_options, sampling_table, oneshot_table},
+    .tables = {s_options, sampling_table, oneshot_table, tui_table},
     .max_args = 1,
     .exec = exec_repl,
 };

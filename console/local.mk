@@ -22,6 +22,7 @@ libconsole_a_SOURCES = \
 	console/cmd_ps.c \
 	console/cmd_repl.c \
 	console/cmd_tokens.c \
+	console/cmd_top.c \
 	console/cmd_version.c \
 	console/complete.c \
 	console/complete.h \
@@ -31,6 +32,8 @@ libconsole_a_SOURCES = \
 	console/conv.h \
 	console/daemon.c \
 	console/daemon.h \
+	console/desk.c \
+	console/desk.h \
 	console/fail.c \
 	console/fail.h \
 	console/grid.c \
@@ -58,6 +61,7 @@ libconsole_a_SOURCES = \
 	console/rcmd_help.c \
 	console/rcmd_list.h \
 	console/rcmd_observe.c \
+	console/rcmd_panels.c \
 	console/rcmd_patch.c \
 	console/rcmd_process.c \
 	console/rcmd_sampling.c \
@@ -73,14 +77,26 @@ libconsole_a_SOURCES = \
 	console/table.h \
 	console/text.c \
 	console/text.h \
+	console/tui.c \
+	console/tui.h \
+	console/tui_curses.c \
+	console/tui_data.c \
+	console/tui_data.h \
+	console/tui_draw.c \
+	console/tui_input.c \
 	console/tui_key.c \
 	console/tui_key.h \
 	console/tui_keymap.c \
 	console/tui_keymap.h \
 	console/tui_layout.c \
 	console/tui_layout.h \
+	console/tui_lists.c \
+	console/tui_options.c \
+	console/tui_panels.c \
 	console/tui_plot.c \
 	console/tui_plot.h \
+	console/tui_script.c \
+	console/tui_snapshot.c \
 	console/tui_text.c \
 	console/tui_text.h \
 	console/tui_theme.c \

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "console/chat.h"
-#include "console/complete.h"
 #include "console/js.h"
 #include "console/line.h"
 #include "console/rcmd.h"
@@ -24,7 +23,8 @@
 struct repl {
     struct out out; /* stands in front of the session's own: takes the prompt away before something is printed over it */
     struct out *inner;
-    bool input; /* standard input has something */
+    bool input;  /* standard input has something */
+    bool toggle; /* panels are wanted */
 };
 
 static void repl_write(struct out *o, enum out_role role, const char *text, size_t len)
@@ -88,11 +88,6 @@ static unsigned repl_wait(struct con *con, void *ctx, int timeout_ms)
     return wake;
 }
 
-static void repl_complete(void *ctx, const char *line, size_t point, struct complete *out)
-{
-    complete_line(ctx, line, point, out);
-}
-
 /* One turn of the loop: false when it is over. */
 static bool turn(struct con *con, struct repl *r)
 {
@@ -107,7 +102,11 @@ static bool turn(struct con *con, struct repl *r)
         return true;
     r->input = false;
     enum line_status s = line_feed();
-    if (s == LINE_EOF)
+    if (s == LINE_TOGGLE) {
+        line_aside();
+        r->toggle = true;
+    }
+    if (s == LINE_EOF || s == LINE_TOGGLE)
         return false;
     if (s == LINE_MORE)
         return true;
@@ -117,25 +116,41 @@ static bool turn(struct con *con, struct repl *r)
     return !con->quit && con->end_signal == 0;
 }
 
-enum exit_status repl_terminal(struct con *con, json_int_t session)
+static void begin(struct con *con, struct repl *r)
 {
-    struct repl r = {.out = {.write = repl_write, .progress = repl_progress, .terminal = true}, .inner = con->out};
-    con->out = &r.out;
+    *r = (struct repl){.out = {.write = repl_write, .progress = repl_progress, .terminal = true}, .inner = con->out};
+    con->out = &r->out;
     con->wait = repl_wait;
-    con->wait_ctx = &r;
+    con->wait_ctx = r;
     con->patient = true;
     con->answer.show = con->answer.show_thinking = true;
-    line_open(repl_complete, con);
-    struct rs_error err = {0};
-    if (session != 0 && chat_attach(con, session, &err) != RS_OK)
-        out_error(con->out, "%s", err.msg);
-    while (con->end_signal == 0 && turn(con, &r))
-        ;
-    line_close();
-    con->out = r.inner;
+}
+
+static void end(struct con *con, struct repl *r)
+{
+    con->out = r->inner;
     con->wait = con_wait_plain;
     con->wait_ctx = NULL;
-    return con->lost ? EXIT_ENGINE : EXIT_OK;
+}
+
+void repl_attach(struct con *con, json_int_t session)
+{
+    struct repl r;
+    struct rs_error err = {0};
+    begin(con, &r);
+    if (chat_attach(con, session, &err) != RS_OK)
+        out_error(con->out, "%s", err.msg);
+    end(con, &r);
+}
+
+bool repl_run(struct con *con)
+{
+    struct repl r;
+    begin(con, &r);
+    while (con->end_signal == 0 && turn(con, &r))
+        ;
+    end(con, &r);
+    return r.toggle;
 }
 
 /* ---- from a pipe --------------------------------------------------------------------------------------------------------------------- */

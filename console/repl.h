@@ -2,12 +2,16 @@
 #ifndef RANKSCOPE_CONSOLE_REPL_H
 #define RANKSCOPE_CONSOLE_REPL_H
 
+#include <stdbool.h>
+
 #include "console/con.h"
 #include "console/fail.h"
 
-/* A person at a terminal. con->out must be an out_stdio on stdout. session: a conversation of the engine to go on with, or 0. Returns when
- * they quit or a signal ends the process. */
-enum exit_status repl_terminal(struct con *con, json_int_t session);
+/* A person at a terminal, line_open() was called: until they quit, a signal ends the process, or they ask for panels (true). */
+bool repl_run(struct con *con);
+
+/* Go on with a conversation of the engine as the plain console does: show it, follow an answer that runs. */
+void repl_attach(struct con *con, json_int_t session);
 
 /* Lines from a file or pipe: no prompt; the first one that fails is the last. */
 enum exit_status repl_batch(struct con *con, int fd, json_int_t session);

@@ -76,7 +76,6 @@ void engine_unload(struct engine *e)
     e->timing = NULL;
     runtime_close(e->rt);
     e->rt = NULL;
-    observe_rebind(e);
     model_close(e->model);
     e->model = NULL;
 }
@@ -98,8 +97,6 @@ void engine_close(struct engine *e)
     sched_free_arrays(e);
     timing_close(e->timing);
     runtime_close(e->rt);
-    observe_close(e);
-    brk_close(e);
     model_close(e->model);
     pool_close(e->pool);
     patch_close(&e->patches);
@@ -159,7 +156,6 @@ static enum rs_result adopt(struct engine *e, struct runtime *rt, struct rs_erro
     timing_close(e->timing);
     e->timing = t;
     runtime_close(old);
-    observe_rebind(e);
     return RS_OK;
 }
 
@@ -196,12 +192,9 @@ enum rs_result engine_load(struct engine *e, const char *path, const struct runt
     e->model = m;
     e->rt = rt;
     e->timing = t;
-    spec_reset(e);
     rc = sched_arrays(e, err);
     if (rc != RS_OK)
         engine_unload(e);
-    else
-        observe_rebind(e);
     return rc;
 }
 

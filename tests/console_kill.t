@@ -51,7 +51,7 @@ kill 9
 exit 137
 END
     # shellcheck disable=SC2086
-    if ! "$pty" steps "$prog" $how >screen 2>why; then
+    if ! "$pty" steps "$prog" --plain $how >screen 2>why; then
         lost=$((lost + 1))
         story $round "the console, $ms ms into the answer"
     fi
@@ -87,7 +87,7 @@ exit 0
 restored
 END
     # shellcheck disable=SC2086
-    if ! "$pty" steps "$prog" $how >screen 2>why; then
+    if ! "$pty" steps "$prog" --plain $how >screen 2>why; then
         lost=$((lost + 1))
         story $round "the engine, $ms ms into the answer"
         "$prog" stop 2>/dev/null

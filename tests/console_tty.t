@@ -13,7 +13,7 @@ at() {
     name=$1
     shift
     rm -f log
-    if "$abs_builddir/tests/pty" steps "$prog" --local "$@" >screen 2>why; then
+    if "$abs_builddir/tests/pty" steps "$prog" --plain --local "$@" >screen 2>why; then
         tap_pass "$name"
     else
         tap_fail "$name"

@@ -1,0 +1,524 @@
+#include "config.h"
+
+#include "console/tui.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "console/chat.h"
+#include "console/js.h"
+#include "console/line.h"
+#include "console/rcmd.h"
+#include "console/sig.h"
+
+#define CHAT_LINES 20000
+#define LOG_LINES 5000
+#define MESSAGE_US 6000000
+#define IDLE_US 1000000 /* without anything to do it still looks at the clock that often */
+
+uint64_t tui_now_us(const struct tui *t)
+{
+    struct timespec now;
+    if (t->fake_time)
+        return t->fake_us;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+void tui_log(struct tui *t, const char *level, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    char *text = xvasprintf(fmt, ap), *line = text_one_line(text);
+    va_end(ap);
+    uint8_t role = strcmp(level, "error") == 0  ? ROLE_ERROR
+                   : strcmp(level, "warn") == 0 ? ROLE_WARN
+                   : strcmp(level, "info") == 0 ? ROLE_TEXT
+                                                : ROLE_DIM;
+    char clock[16] = "00:00:00";
+    if (!t->fake_time) {
+        time_t now = time(NULL);
+        struct tm tm;
+        if (localtime_r(&now, &tm) != NULL)
+            strftime(clock, sizeof clock, "%H:%M:%S", &tm);
+    } else {
+        unsigned s = (unsigned)(t->fake_us / 1000000);
+        snprintf(clock, sizeof clock, "%02u:%02u:%02u", s / 3600 % 100, s / 60 % 60, s % 60);
+    }
+    tui_text_fresh(&t->log);
+    tui_text_add(&t->log, ROLE_DIM, clock, strlen(clock));
+    tui_text_add(&t->log, ROLE_DIM, " ", 1);
+    tui_text_add(&t->log, role, line, strlen(line));
+    tui_text_add(&t->log, role, "\n", 1);
+    free(text);
+    free(line);
+    t->dirty = true;
+}
+
+void tui_say(struct tui *t, bool bad, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    char *text = xvasprintf(fmt, ap), *line = text_one_line(text);
+    va_end(ap);
+    snprintf(t->message, sizeof t->message, "%s", line);
+    free(text);
+    free(line);
+    t->message_bad = bad;
+    t->message_until_us = tui_now_us(t) + MESSAGE_US;
+    t->dirty = true;
+}
+
+/* ---- what the session writes --------------------------------------------------------------------------------------------------------- */
+
+static void write_chat(struct out *o, enum out_role role, const char *text, size_t len)
+{
+    static const uint8_t roles[OUT_COUNT] = {
+        [OUT_TEXT] = ROLE_TEXT,         [OUT_HEADING] = ROLE_USER, [OUT_ANSWER] = ROLE_ANSWER,
+        [OUT_THINKING] = ROLE_THINKING, [OUT_NOTE] = ROLE_NOTE,    [OUT_WARN] = ROLE_WARN,
+        [OUT_ERROR] = ROLE_ERROR,       [OUT_GOOD] = ROLE_GOOD,    [OUT_BAD] = ROLE_BAD,
+    };
+    struct tui *t = (struct tui *)o;
+    bool answering = role == OUT_ANSWER || role == OUT_THINKING;
+    /* What a command says in the middle of an answer stands on lines of its own, there where it took effect. */
+    if (answering != t->answering && t->chat.n > 0)
+        tui_text_fresh(&t->chat);
+    t->answering = answering;
+    tui_text_add(&t->chat, roles[role], text, len);
+    if (t->screen == NULL && t->plain != NULL)
+        t->plain->write(t->plain, role, text, len);
+    t->dirty = true;
+}
+
+static void write_progress(struct out *o, const char *line)
+{
+    struct tui *t = (struct tui *)o;
+    free(t->progress);
+    t->progress = line != NULL ? xstrdup(line) : NULL;
+    if (t->screen == NULL && t->plain != NULL)
+        t->plain->progress(t->plain, line);
+    t->dirty = true;
+}
+
+/* ---- what the engine says ------------------------------------------------------------------------------------------------------------ */
+
+static void take_action(struct tui *t)
+{
+    const struct tui_asked *a = &t->data.asked[TUI_ASK_ACTION];
+    if (a->error != NULL) {
+        tui_say(t, true, "%s", a->error);
+        tui_log(t, "error", "%s: %s", t->action, a->error);
+    } else {
+        tui_say(t, false, "%s: generation %lld, %s, %.1f ms", t->action, (long long)js_int(a->reply, "generation", 0),
+                js_str(a->reply, "cost", "done"), js_num(a->reply, "took_ms", 0));
+        tui_log(t, "info", "%s: generation %lld, %.1f ms", t->action, (long long)js_int(a->reply, "generation", 0),
+                js_num(a->reply, "took_ms", 0));
+    }
+    t->data.asked[TUI_ASK_PATCHES].next_us = 0;
+}
+
+static void take_stop(struct tui *t, const json_t *json)
+{
+    tui_log(t, "warn", "stopped at %s, rank %lld: %s", js_str(json, "site", "?"), (long long)js_int(json, "rank", -1),
+            js_str(json, "reason", ""));
+    tui_say(t, true, "the engine holds at %s", js_str(json, "site", "?"));
+}
+
+static void watch(struct con *con, void *ctx, const struct rs_event *ev, const json_t *json)
+{
+    struct tui *t = ctx;
+    switch (ev->type) {
+    case RS_EVENT_REPLY: {
+        enum tui_ask what = tui_data_reply(&t->data, ev, json);
+        if (what == TUI_ASK_ACTION)
+            take_action(t);
+        const json_t *slots = what == TUI_ASK_PATCHES ? js_at(tui_data_last(&t->data, what), "slots") : NULL;
+        if (slots != NULL) {
+            json_decref(con->slots);
+            con->slots = json_incref((json_t *)slots);
+        }
+        t->dirty = t->dirty || what != TUI_ASKS;
+        break;
+    }
+    case RS_EVENT_LOG: tui_log(t, js_str(json, "level", "info"), "%s", js_str(json, "text", "")); break;
+    case RS_EVENT_STOPPED: take_stop(t, json); break;
+    case RS_EVENT_LOST: tui_log(t, "error", "the engine is gone: %s", js_str(json, "reason", "it closed the connection")); break;
+    case RS_EVENT_STATE: t->dirty = true; break;
+    case RS_EVENT_TOKEN:
+    case RS_EVENT_DONE:
+    case RS_EVENT_PROGRESS:
+    case RS_EVENT_COUNT: break;
+    }
+}
+
+/* What a library printed. */
+static void take_prints(struct tui *t)
+{
+    char bytes[4096];
+    ssize_t n;
+    while ((n = read(t->screen->prints, bytes, sizeof bytes)) > 0) {
+        struct buf clean = {0};
+        text_clean(&t->prints_filter, bytes, (size_t)n, &clean);
+        tui_text_add(&t->log, ROLE_DIM, clean.text != NULL ? clean.text : "", clean.len);
+        buf_fini(&clean);
+        t->dirty = true;
+    }
+}
+
+/* ---- frames -------------------------------------------------------------------------------------------------------------------------- */
+
+static void frame(struct tui *t, uint64_t now)
+{
+    int rows, cols, y = -1, x = 0;
+    t->screen->size(t->screen, &rows, &cols);
+    grid_resize(&t->grid, rows, cols);
+    t->grid.ascii = t->ascii;
+    t->dirty = false;
+    tui_draw(t, &y, &x);
+    t->screen->show(t->screen, &t->grid, y, x, t->repaint);
+    t->repaint = false;
+    t->last_frame_us = now;
+    t->frames++;
+    if (t->key_us == 0)
+        return;
+    uint64_t us = tui_now_us(t) - t->key_us;
+    t->key_us = 0;
+    size_t slot = us / 2000;
+    t->key_ms[slot < 63 ? slot : 63]++;
+    t->slowest_key_us = us > t->slowest_key_us ? us : t->slowest_key_us;
+}
+
+/* Timers: figures, keys that wait, messages, the frame. Returns how long nothing else is due. */
+static uint64_t timers(struct tui *t)
+{
+    uint64_t now = tui_now_us(t), due = now + IDLE_US, next;
+    if (t->frozen) {
+        next = due;
+    } else if (now >= t->next_tick_us) {
+        t->dirty |= tui_data_tick(&t->data, now, &t->next_tick_us);
+        /* While steps run, their figures change at the pace of frames; 10 times a second is what an eye reads. */
+        if (t->data.have && t->data.snap.running > 0 && t->next_tick_us > now + 100000)
+            t->next_tick_us = now + 100000;
+        next = t->next_tick_us;
+    } else {
+        next = t->next_tick_us;
+    }
+    due = next < due ? next : due;
+    next = tui_input_tick(t, now);
+    due = next != 0 && next < due ? next : due;
+    if (t->message[0] != '\0') {
+        if (now >= t->message_until_us) {
+            t->message[0] = '\0';
+            t->dirty = true;
+        } else if (t->message_until_us < due) {
+            due = t->message_until_us;
+        }
+    }
+    if (t->dirty && !t->fake_time) {
+        next = t->last_frame_us + TUI_FRAME_US;
+        if (now >= next)
+            frame(t, now);
+        else
+            due = next < due ? next : due;
+    }
+    now = tui_now_us(t);
+    return due > now ? due - now : 0;
+}
+
+/* ---- the loop ------------------------------------------------------------------------------------------------------------------------ */
+
+static unsigned take_signals(struct tui *t)
+{
+    unsigned bits = sig_take(), wake = 0;
+    if (bits & SIG_BIT_WINCH)
+        t->dirty = t->repaint = true;
+    if (bits & SIG_BIT_TSTP && t->screen != NULL) {
+        t->screen->suspend(t->screen);
+        line_suspend();
+        sig_stop();
+        line_resume();
+        t->screen->resume(t->screen);
+        t->dirty = t->repaint = true;
+    }
+    if (bits & SIG_BIT_INT)
+        t->interrupt = true;
+    if (bits & (SIG_BIT_TERM | SIG_BIT_HUP)) {
+        t->con->end_signal = bits & SIG_BIT_TERM ? SIGTERM : SIGHUP;
+        wake |= CON_WAKE_END;
+    }
+    return wake;
+}
+
+/* Keys that can be read now; false: there will be none any more. */
+static bool take_keys(struct tui *t)
+{
+    char bytes[4096];
+    ssize_t n = read(t->screen->keys, bytes, sizeof bytes);
+    if (n > 0) {
+        if (t->key_us == 0)
+            t->key_us = tui_now_us(t);
+        tui_input_bytes(t, bytes, (size_t)n);
+    }
+    return n > 0 || (n < 0 && (errno == EINTR || errno == EAGAIN));
+}
+
+/* Commands that make sense while an answer is on its way: they take effect between two of its steps. */
+static bool is_live(const char *line)
+{
+    static const char *const names[] = {"help",   "info",   "mode",  "patch",    "set",    "stats", "allreduce",
+                                        "ledger", "health", "audit", "snapshot", "layout", "theme"};
+    struct rs_error err;
+    char name[32];
+    size_t n = line[0] == '/' ? strcspn(line + 1, " \t") : 0;
+    if (n == 0 || n >= sizeof name)
+        return false;
+    memcpy(name, line + 1, n);
+    name[n] = '\0';
+    const struct rcmd_entry *e = rcmd_find(name, &err);
+    for (size_t i = 0; e != NULL && i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(e->name, names[i]) == 0)
+            return true;
+    return false;
+}
+
+static bool can_run_live(const struct tui *t)
+{
+    return t->running == 1 && t->con->answer.running && t->con->await_id == 0 && !t->in_line && t->n_waiting > 0 && is_live(t->waiting[0]);
+}
+
+static void run_line(struct tui *t)
+{
+    char *line = t->waiting[0];
+    memmove(t->waiting, t->waiting + 1, --t->n_waiting * sizeof t->waiting[0]);
+    struct buf shown = {0};
+    struct text_filter f = {0};
+    text_clean(&f, line, strlen(line), &shown);
+    text_clean_end(&f, &shown);
+    if (line[strspn(line, " \t\n")] != '\0')
+        out_printf(&t->out, OUT_HEADING, "> %s\n", shown.text);
+    buf_fini(&shown);
+    t->running++;
+    tui_text_end(&t->chat);
+    rcmd_line(t->con, line);
+    t->running--;
+    t->data.asked[TUI_ASK_PATCHES].next_us = 0;
+    t->next_tick_us = 0;
+    t->dirty = true;
+    free(line);
+}
+
+static bool is_idle(const struct tui *t)
+{
+    const struct con *con = t->con;
+    bool engine = con->engine != NULL && !con->lost;
+    return t->running == 0 && t->n_waiting == 0 && !con->answer.running && !tui_data_waiting(&t->data) &&
+           !(engine && rs_pending(con->engine)) && !tui_key_waiting(&t->keys);
+}
+
+/* Wait for the descriptors; what can be served here is. */
+static unsigned serve(struct tui *t, uint64_t wait_us)
+{
+    struct con *con = t->con;
+    bool engine = con->engine != NULL && !con->lost;
+    if (engine && rs_pending(con->engine))
+        wait_us = 0;
+    struct pollfd p[4] = {
+        {.fd = sig_fd(), .events = POLLIN},
+        {.fd = engine ? rs_fd(con->engine) : -1, .events = POLLIN},
+        {.fd = t->in_line ? -1 : t->screen->keys, .events = POLLIN},
+        {.fd = t->screen->prints, .events = POLLIN},
+    };
+    int n = poll(p, 4, (int)((wait_us + 999) / 1000));
+    unsigned wake = 0;
+    if (engine && (rs_pending(con->engine) || (n > 0 && p[1].revents != 0)))
+        wake |= CON_WAKE_ENGINE;
+    if (n > 0 && p[3].revents & POLLIN)
+        take_prints(t);
+    if (n > 0 && p[0].revents != 0)
+        wake |= take_signals(t);
+    if (n > 0 && p[2].revents != 0 && !take_keys(t)) {
+        con->end_signal = SIGHUP; /* the terminal is gone */
+        wake |= CON_WAKE_END;
+    }
+    return wake;
+}
+
+/* con_wait_fn */
+static unsigned tui_wait(struct con *con, void *ctx, int timeout_ms)
+{
+    struct tui *t = ctx;
+    uint64_t end = timeout_ms < 0 ? UINT64_MAX : tui_now_us(t) + (uint64_t)timeout_ms * 1000;
+    for (;;) {
+        uint64_t wait_us = timers(t), script_us = 0;
+        enum tui_script_state s =
+            t->script != NULL && !t->in_line && !t->quit ? tui_script_step(t->script, t, is_idle(t), &script_us) : TUI_SCRIPT_WAIT;
+        if (s == TUI_SCRIPT_END)
+            t->quit = true;
+        if (t->interrupt || (t->quit && t->running > 0)) {
+            t->interrupt = false;
+            return CON_WAKE_INTERRUPT;
+        }
+        if (can_run_live(t)) {
+            run_line(t);
+            return 0;
+        }
+        if (t->running == 0 && (t->n_waiting > 0 || t->quit || t->toggle))
+            return 0;
+        if (t->script != NULL)
+            wait_us = s == TUI_SCRIPT_STEP ? 0 : script_us < wait_us || t->fake_time ? script_us : wait_us;
+        uint64_t now = tui_now_us(t);
+        if (end != UINT64_MAX && now + wait_us > end)
+            wait_us = end > now ? end - now : 0;
+        unsigned wake = serve(t, wait_us);
+        if (wake != 0 || (end != UINT64_MAX && tui_now_us(t) >= end))
+            return wake;
+        (void)con;
+    }
+}
+
+/* Ctrl-C while nothing runs: the line goes; twice in a second asks what was meant. */
+static void interrupted(struct tui *t)
+{
+    uint64_t now = tui_now_us(t);
+    line_clear();
+    if (t->last_interrupt_us != 0 && now - t->last_interrupt_us < 1000000)
+        tui_say(t, false, "Ctrl-D leaves the console");
+    t->last_interrupt_us = now;
+    t->dirty = true;
+}
+
+static bool turn(struct tui *t)
+{
+    if (t->n_waiting > 0) {
+        run_line(t);
+        return !t->con->quit;
+    }
+    unsigned wake = con_pump(t->con, -1);
+    if (wake & CON_WAKE_END)
+        return false;
+    if (wake & CON_WAKE_INTERRUPT)
+        interrupted(t);
+    return !t->quit && !t->toggle && t->con->end_signal == 0;
+}
+
+static void attach(struct tui *t)
+{
+    struct rs_error err = {0};
+    json_int_t session = t->attach;
+    t->attach = 0;
+    if (session == 0)
+        return;
+    t->running++;
+    if (chat_attach(t->con, session, &err) != RS_OK)
+        out_error(&t->out, "%s", err.msg);
+    t->running--;
+}
+
+static void show_matches(void *ctx, const char *const *words, size_t n)
+{
+    struct con *con = ctx;
+    struct tui *t = con->tui;
+    for (size_t i = 0; i < t->n_matches; i++)
+        free(t->matches[i]);
+    t->matches = xreallocarray(t->matches, n, sizeof *t->matches);
+    for (size_t i = 0; i < n; i++)
+        t->matches[i] = text_one_line(words[i]);
+    t->n_matches = n;
+    t->overlay = TUI_OVERLAY_MATCHES;
+    t->overlay_top = 0;
+    t->dirty = true;
+}
+
+bool tui_run(struct tui *t, struct tui_screen *screen)
+{
+    struct con *con = t->con;
+    con_wait_fn wait = con->wait;
+    void *wait_ctx = con->wait_ctx;
+    t->screen = screen;
+    t->dirty = t->repaint = true;
+    t->toggle = t->quit = t->interrupt = false;
+    t->plain_from = t->chat.first_id + t->chat.n;
+    con->wait = tui_wait;
+    con->wait_ctx = t;
+    con->patient = con->watch_logs = true;
+    con->answer.show = con->answer.show_thinking = true;
+    line_panels_enter("> ", show_matches);
+    attach(t);
+    while (con->end_signal == 0 && !con->quit && turn(t))
+        ;
+    line_panels_leave();
+    if (screen->prints >= 0)
+        take_prints(t);
+    t->screen = NULL;
+    con->watch_logs = false;
+    con->wait = wait;
+    con->wait_ctx = wait_ctx;
+    return t->toggle && con->end_signal == 0 && !con->quit;
+}
+
+/* ---- beginning and end --------------------------------------------------------------------------------------------------------------- */
+
+struct tui *tui_new(struct con *con, const struct tui_options *o)
+{
+    struct tui *t = xcalloc(1, sizeof *t);
+    struct rs_error err;
+    t->out = (struct out){.write = write_chat, .progress = write_progress, .terminal = true};
+    t->plain = con->out;
+    t->con = con;
+    t->theme = o->theme;
+    t->plots = o->plots;
+    t->ascii = o->ascii;
+    t->read_only = o->read_only;
+    t->fake_time = o->fake_time;
+    t->zoom = -1;
+    t->focus = o->read_only ? TUI_RANKS : TUI_PROMPT;
+    tui_text_init(&t->chat, CHAT_LINES);
+    tui_text_init(&t->log, LOG_LINES);
+    t->chat.fold_role = ROLE_THINKING;
+    tui_data_init(&t->data, con);
+    if (o->layout == NULL || tui_arrange(t, o->layout, &err) != RS_OK)
+        tui_arrange(t, o->read_only ? "watch" : "desk", &err);
+    con->out = &t->out;
+    con->tui = t;
+    con->watch = watch;
+    con->watch_ctx = t;
+    return t;
+}
+
+void tui_free(struct tui *t)
+{
+    if (t == NULL)
+        return;
+    t->con->out = t->plain;
+    t->con->tui = NULL;
+    t->con->watch = NULL;
+    tui_text_fini(&t->chat);
+    tui_text_fini(&t->log);
+    tui_data_fini(&t->data);
+    tui_key_fini(&t->keys);
+    grid_fini(&t->grid);
+    for (size_t i = 0; i < t->n_waiting; i++)
+        free(t->waiting[i]);
+    for (size_t i = 0; i < t->n_matches; i++)
+        free(t->matches[i]);
+    free(t->matches);
+    free(t->progress);
+    free(t);
+}
+
+char *tui_unseen(struct tui *t, size_t most)
+{
+    struct buf b = {0};
+    uint64_t end = t->chat.first_id + t->chat.n, from = t->plain_from;
+    if (end - from > most)
+        from = end - most;
+    tui_text_dump(&t->chat, from, &b);
+    return buf_take(&b);
+}

@@ -1,0 +1,205 @@
+/* tui.h: the console as panels: state, and what its files offer each other.
+ *
+ * A struct tui stands on a session (struct con) and a screen (struct tui_screen: a terminal through curses, or none at all). It lives as long
+ * as the session, in panels or not: what is written to its struct out is kept for the chat panel either way. One loop, in tui_wait(), serves
+ * keys, signals, the engine, what libraries print, and timers; commands run inside tui_run() and wait in that same loop, so keys and frames
+ * go on while they do. Thread of the user interface only. */
+#ifndef RANKSCOPE_CONSOLE_TUI_H
+#define RANKSCOPE_CONSOLE_TUI_H
+
+#include "console/con.h"
+#include "console/grid.h"
+#include "console/opt.h"
+#include "console/tui_data.h"
+#include "console/tui_key.h"
+#include "console/tui_layout.h"
+#include "console/tui_plot.h"
+#include "console/tui_text.h"
+#include "console/tui_theme.h"
+
+#define TUI_PROMPT (-1)     /* focus: the line of input */
+#define TUI_FRAME_US 33333  /* at most 30 frames a second */
+#define TUI_ESCAPE_US 50000 /* a lone escape byte is the key after that long */
+#define TUI_MAX_WAITING 64  /* lines that were typed ahead */
+
+/* Where a grid goes and where bytes come from. */
+struct tui_screen {
+    void (*size)(struct tui_screen *s, int *rows, int *cols);
+    /* y < 0: no cursor. all: what the screen shows cannot be relied on. */
+    void (*show)(struct tui_screen *s, const struct grid *g, int y, int x, bool all);
+    void (*suspend)(struct tui_screen *s); /* give the terminal back, and take it again */
+    void (*resume)(struct tui_screen *s);
+    void (*send)(struct tui_screen *s, const char *bytes, size_t n);    /* to the terminal itself, between frames */
+    void (*theme)(struct tui_screen *s, const struct tui_theme *theme); /* another one from the next frame on */
+    int keys;                                                           /* descriptor to read keys from; -1: none */
+    int prints;                                                         /* descriptor with what was printed behind our back; -1: none */
+};
+
+enum tui_overlay { TUI_OVERLAY_NONE, TUI_OVERLAY_HELP, TUI_OVERLAY_OP, TUI_OVERLAY_MATCHES };
+enum tui_asking { TUI_ASKING_NOTHING, TUI_ASKING_SEARCH, TUI_ASKING_FILTER };
+enum tui_ops_order { TUI_BY_PROGRAM, TUI_BY_TIME, TUI_BY_SITE, TUI_BY_KIND, TUI_OPS_ORDERS };
+
+/* A list with a selected row. */
+struct tui_list {
+    int selected, top, n, h;
+};
+
+struct tui_script;
+
+struct tui {
+    struct out out;    /* first: the session writes here */
+    struct out *plain; /* and then here too, while there are no panels; NULL: nowhere */
+    struct con *con;
+    struct tui_screen *screen; /* NULL while there are no panels */
+    struct tui_script *script; /* headless: where keys come from; or NULL */
+    const struct tui_theme *theme;
+    enum tui_plot_style plots;
+    bool ascii, read_only, fake_time;
+
+    struct tui_tree tree;
+    int preset; /* of tui_presets; -1: an arrangement of its own */
+    char preset_name[32];
+    int zoom, focus, last_panel;
+    struct tui_layout layout;
+    struct grid grid;
+
+    struct tui_text chat, log;
+    struct tui_data data;
+    struct tui_list lists[TUI_PANELS];
+    enum tui_ops_order order;
+    char filter[64];
+    int candidate;       /* patches: the implementation that Enter would choose, counted from the current one */
+    uint64_t plain_from; /* chat lines from here on were not on the plain terminal */
+
+    enum tui_overlay overlay;
+    int overlay_top, overlay_rows; /* rows: of what could be scrolled */
+    char op_site[160];             /* TUI_OVERLAY_OP */
+    char **matches;
+    size_t n_matches;
+    enum tui_asking asking;
+    char asked[64]; /* what is being typed for it */
+    char message[160];
+    bool message_bad;
+    uint64_t message_until_us;
+    char *progress;
+    json_int_t attach; /* a conversation of the engine to go on with, when the panels open; 0: none */
+    bool answering;    /* what was written to the chat last is an answer */
+    char action[128];  /* what the change that was sent is called */
+    struct text_filter prints_filter;
+
+    struct tui_decoder keys;
+    bool prefix_cx, in_line;
+    char *waiting[TUI_MAX_WAITING]; /* lines to run, the oldest first */
+    size_t n_waiting;
+    int running; /* depth of commands that run: 1, or 2 inside an answer */
+    bool frozen, dirty, repaint, toggle, quit, interrupt, prompt_hidden;
+    bool model_lost; /* it was said that the engine is gone */
+    uint64_t fake_us, last_frame_us, next_tick_us, last_byte_us, last_interrupt_us;
+    uint64_t key_us;                 /* when the first key came that no frame shows yet; 0: none */
+    uint64_t frames, slowest_key_us; /* for soak tests */
+    uint32_t key_ms[64];             /* keys by the time to their frame, in steps of 2 ms; the last holds all above */
+};
+
+struct tui_options {
+    const struct tui_theme *theme;
+    enum tui_plot_style plots;
+    bool ascii, read_only, fake_time;
+    const char *layout; /* name or arrangement; NULL: "desk" */
+};
+
+/* --theme, --ascii, --layout, --plots, --plain, and for tests --screen, --keys, --fake-time. */
+extern const struct opt tui_table[];
+
+/* Read them, NO_COLOR and the locale. False: a message is in msg. */
+bool tui_options(const struct opt_values *v, bool read_only, struct tui_options *out, char *msg, size_t msg_size);
+
+/* A front end for con; con->out and con->tui are it from now on, until tui_free(). */
+struct tui *tui_new(struct con *con, const struct tui_options *o);
+void tui_free(struct tui *t);
+
+/* Panels on this screen until the person leaves them; true: to go on as a plain console. line_open() was called. */
+bool tui_run(struct tui *t, struct tui_screen *screen);
+
+uint64_t tui_now_us(const struct tui *t);
+
+/* Lines of the chat panel that the plain terminal did not see, at most `most` of them; caller frees. */
+char *tui_unseen(struct tui *t, size_t most);
+
+/* A line for the log panel; level as in log events. */
+void tui_log(struct tui *t, const char *level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+/* A line above the prompt that goes away by itself. */
+void tui_say(struct tui *t, bool bad, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+/* Choose a theme by name. RS_EUSAGE: there is none of that name. */
+enum rs_result tui_set_theme(struct tui *t, const char *name, struct rs_error *err);
+
+/* Choose an arrangement by preset or saved name, or by its text. RS_EUSAGE: neither. */
+enum rs_result tui_arrange(struct tui *t, const char *name, struct rs_error *err);
+
+/* Keep the present arrangement under a name. */
+enum rs_result tui_keep_arrangement(struct tui *t, const char *name, struct rs_error *err);
+
+/* Names and arrangements that were kept, one "NAME TEXT" a line; caller frees. */
+char *tui_kept_arrangements(void);
+
+/* Panels as text (or JSON, when the name ends in .json) to a file. RS_EIO and so on. */
+enum rs_result tui_snapshot(struct con *con, const char *path, struct rs_error *err);
+
+/* ---- tui_draw.c, tui_panels.c, tui_lists.c: drawing into t->grid ---------------------------------------------------------------------- */
+
+/* Everything; returns where the cursor is to stand, y < 0: nowhere. */
+void tui_draw(struct tui *t, int *y, int *x);
+
+void tui_draw_ranks(struct tui *t, struct grid_rect r);
+void tui_draw_allreduce(struct tui *t, struct grid_rect r);
+void tui_draw_step(struct tui *t, struct grid_rect r);
+void tui_draw_ops(struct tui *t, struct grid_rect r);
+void tui_draw_patches(struct tui *t, struct grid_rect r);
+void tui_draw_op(struct tui *t, struct grid_rect r); /* the overlay */
+
+/* "N/A" in the role for that, or the number; always `w` columns, at the right. */
+void tui_draw_number(struct tui *t, int y, int x, int w, uint8_t role, double value, int digits, const char *unit);
+
+/* Keep the selected row of a list of n rows in sight of h rows. */
+void tui_list_fit(struct tui_list *l, int n, int h);
+
+/* The op that is selected; NULL: none. Borrowed from the last ledger. */
+const json_t *tui_selected_op(struct tui *t);
+
+/* The patch slot that is selected and the implementation that Enter would choose; false: none. */
+bool tui_selected_patch(struct tui *t, const char **slot, const char **from, const char **to);
+
+/* ---- tui_input.c: keys ------------------------------------------------------------------------------------------------------------------ */
+
+void tui_input_key(struct tui *t, const struct tui_key *k);
+
+/* Bytes that came; decodes and acts. */
+void tui_input_bytes(struct tui *t, const char *bytes, size_t n);
+
+/* Time passed: a lone escape becomes a key. Returns when to call again, 0: never. */
+uint64_t tui_input_tick(struct tui *t, uint64_t now_us);
+
+/* ---- tui_script.c: headless -------------------------------------------------------------------------------------------------------------- */
+
+enum tui_script_state { TUI_SCRIPT_STEP, TUI_SCRIPT_WAIT, TUI_SCRIPT_END };
+
+/* A screen of that size and the steps of a file ("-": none). False: a message is in msg. */
+bool tui_script_open(const char *size, const char *path, struct tui_script **out, char *msg, size_t msg_size);
+void tui_script_close(struct tui_script *s);
+struct tui_screen *tui_script_screen(struct tui_script *s);
+
+/* Whether a step failed; the message went to stderr. */
+bool tui_script_failed(const struct tui_script *s);
+
+/* Do the next step. TUI_SCRIPT_WAIT: it needs *wait_us more of time or events. */
+enum tui_script_state tui_script_step(struct tui_script *s, struct tui *t, bool idle, uint64_t *wait_us);
+
+/* ---- tui_curses.c -------------------------------------------------------------------------------------------------------------------------- */
+
+/* Take the terminal on stdin and stdout; NULL: it cannot show panels (*why says so). What is printed to stdout and stderr comes out of
+ * screen->prints from now on. */
+struct tui_screen *tui_curses_open(const struct tui_theme *theme, const char **why);
+void tui_curses_close(struct tui_screen *s);
+
+#endif

@@ -1,0 +1,437 @@
+/* tui_input.c: what keys do. Bytes become keys, keys that the table knows become actions, and what remains is typed into the line of input. */
+#include "config.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "console/js.h"
+#include "console/line.h"
+#include "console/tui.h"
+#include "console/tui_keymap.h"
+
+/* ---- moving about -------------------------------------------------------------------------------------------------------------------- */
+
+static unsigned context(const struct tui *t)
+{
+    static const unsigned panels[TUI_PANELS] = {TUI_IN_CHAT, TUI_IN_RANKS,   TUI_IN_ALLREDUCE, TUI_IN_STEP,
+                                                TUI_IN_OPS,  TUI_IN_PATCHES, TUI_IN_LOG};
+    if (t->overlay != TUI_OVERLAY_NONE)
+        return TUI_IN_OVERLAY;
+    return t->focus == TUI_PROMPT ? TUI_IN_PROMPT : panels[t->focus];
+}
+
+static void focus(struct tui *t, int panel)
+{
+    if (panel != TUI_PROMPT)
+        t->last_panel = panel;
+    if (panel == TUI_PROMPT && t->read_only)
+        return;
+    t->focus = panel;
+    t->candidate = 1;
+    if (t->zoom >= 0 && panel != TUI_PROMPT)
+        t->zoom = panel;
+}
+
+/* A panel by number. One that is not in this arrangement, or found no room, gets the screen to itself. */
+static void focus_number(struct tui *t, int panel)
+{
+    focus(t, panel);
+    if (!t->layout.shown[panel])
+        t->zoom = panel;
+}
+
+static void next_panel(struct tui *t, int step)
+{
+    int at = t->focus == TUI_PROMPT ? (step > 0 ? -1 : TUI_PANELS) : t->focus;
+    bool any = t->zoom >= 0;
+    for (at += step; at >= 0 && at < TUI_PANELS; at += step) {
+        if (any || t->layout.shown[at]) {
+            focus(t, at);
+            return;
+        }
+    }
+    if (t->read_only)
+        focus(t, step > 0 ? TUI_RANKS : TUI_LOG);
+    else
+        focus(t, TUI_PROMPT);
+}
+
+static struct tui_text *text_of(struct tui *t)
+{
+    return t->focus == TUI_LOG ? &t->log : &t->chat;
+}
+
+static void move_list(struct tui *t, int by)
+{
+    struct tui_list *l = &t->lists[t->focus];
+    l->selected += by;
+    if (l->selected >= l->n)
+        l->selected = l->n - 1;
+    if (l->selected < 0)
+        l->selected = 0;
+    t->candidate = 1;
+}
+
+static void move(struct tui *t, int rows)
+{
+    if (t->overlay != TUI_OVERLAY_NONE) {
+        int last = t->overlay_rows > 0 ? t->overlay_rows : 0;
+        t->overlay_top += rows;
+        t->overlay_top = t->overlay_top < 0 ? 0 : t->overlay_top > last ? last : t->overlay_top;
+    } else if (t->focus == TUI_PROMPT || t->focus == TUI_CHAT || t->focus == TUI_LOG) {
+        tui_text_scroll(text_of(t), rows);
+    } else {
+        move_list(t, rows);
+    }
+}
+
+static int page(const struct tui *t)
+{
+    int h = t->overlay != TUI_OVERLAY_NONE ? t->grid.rows / 2
+            : t->focus == TUI_PROMPT       ? t->layout.inner[TUI_CHAT].h
+                                           : t->layout.inner[t->focus].h;
+    return h > 2 ? h - 1 : 1;
+}
+
+static void move_far(struct tui *t, bool end)
+{
+    struct tui_text *text = text_of(t);
+    if (t->overlay == TUI_OVERLAY_NONE && (t->focus == TUI_CHAT || t->focus == TUI_LOG)) {
+        if (end)
+            tui_text_end(text);
+        else
+            tui_text_home(text);
+    } else {
+        move(t, end ? 1000000 : -1000000);
+    }
+}
+
+/* ---- looking for things -------------------------------------------------------------------------------------------------------------- */
+
+static void ask(struct tui *t, enum tui_asking what)
+{
+    t->asking = what;
+    t->asked[0] = '\0';
+}
+
+static void asked(struct tui *t)
+{
+    if (t->asking == TUI_ASKING_FILTER) {
+        snprintf(t->filter, sizeof t->filter, "%s", t->asked);
+        t->lists[TUI_OPS].selected = 0;
+    } else {
+        size_t n = tui_text_find(text_of(t), t->asked);
+        if (t->asked[0] != '\0')
+            tui_say(t, n == 0, "%zu line%s with '%s'", n, n == 1 ? "" : "s", t->asked);
+    }
+    t->asking = TUI_ASKING_NOTHING;
+}
+
+/* A line editor of three keys is enough for a word to look for. */
+static void key_while_asking(struct tui *t, const struct tui_key *k)
+{
+    size_t n = strlen(t->asked);
+    if (k->code == TUI_KEY_ENTER) {
+        asked(t);
+    } else if (k->code == TUI_KEY_ESCAPE) {
+        t->asking = TUI_ASKING_NOTHING;
+    } else if (k->code == TUI_KEY_BACKSPACE) {
+        while (n > 0 && ((unsigned char)t->asked[--n] & 0xc0) == 0x80)
+            ;
+        t->asked[n] = '\0';
+    } else if (k->code < TUI_KEY_NONE && k->mods == 0 && n + k->n < sizeof t->asked) {
+        memcpy(t->asked + n, k->bytes, k->n);
+        t->asked[n + k->n] = '\0';
+    }
+}
+
+/* ---- copying ------------------------------------------------------------------------------------------------------------------------- */
+
+static void base64(const char *text, size_t len, struct buf *out)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (size_t i = 0; i < len; i += 3) {
+        uint32_t v = (uint32_t)(unsigned char)text[i] << 16;
+        v |= i + 1 < len ? (uint32_t)(unsigned char)text[i + 1] << 8 : 0;
+        v |= i + 2 < len ? (unsigned char)text[i + 2] : 0;
+        buf_char(out, digits[v >> 18]);
+        buf_char(out, digits[v >> 12 & 63]);
+        buf_char(out, i + 1 < len ? digits[v >> 6 & 63] : '=');
+        buf_char(out, i + 2 < len ? digits[v & 63] : '=');
+    }
+}
+
+/* The last answer, by way of OSC 52: the terminal puts it on the clipboard, also at the far end of a connection. */
+static void copy(struct tui *t)
+{
+    const struct buf *text = &t->con->answer.text;
+    size_t len = text->len < 74000 ? text->len : 74000; /* terminals take about 100,000 bytes of base64 */
+    struct buf b = {0};
+    if (len == 0) {
+        tui_say(t, true, "there is no answer yet");
+        return;
+    }
+    buf_str(&b, "\033]52;c;");
+    base64(text->text, len, &b);
+    buf_char(&b, '\a');
+    t->screen->send(t->screen, b.text, b.len);
+    buf_fini(&b);
+    tui_say(t, false, "%zu bytes offered to the clipboard%s", len, len < text->len ? " (cut)" : "");
+}
+
+/* ---- changing things ----------------------------------------------------------------------------------------------------------------- */
+
+/* Changes go out without waiting, so they work in the middle of an answer as well; the reply is told when it comes. */
+static void send_action(struct tui *t, const char *method, json_t *args)
+{
+    if (t->read_only) {
+        json_decref(args);
+        tui_say(t, true, "this console only looks");
+        return;
+    }
+    if (!tui_data_ask(&t->data, TUI_ASK_ACTION, method, args, tui_now_us(t)))
+        tui_say(t, true, t->con->lost ? "the engine is gone" : "the change before is not through yet");
+}
+
+static void swap(struct tui *t)
+{
+    const char *slot, *from, *to;
+    if (!tui_selected_patch(t, &slot, &from, &to)) {
+        tui_say(t, true, "there is no other implementation");
+        return;
+    }
+    snprintf(t->action, sizeof t->action, "patch %s: %s -> %s", slot, from, to);
+    send_action(t, "patch.set", json_pack("{s:s, s:s}", "slot", slot, "impl", to));
+}
+
+static void open_op(struct tui *t)
+{
+    const json_t *op = tui_selected_op(t);
+    if (op == NULL)
+        return;
+    snprintf(t->op_site, sizeof t->op_site, "%s", js_str(op, "site", ""));
+    t->overlay = TUI_OVERLAY_OP;
+    t->overlay_top = 0;
+    tui_data_ask(&t->data, TUI_ASK_PROGRAM, "program", json_pack("{s:s}", "site", t->op_site), tui_now_us(t));
+}
+
+static void next_preset(struct tui *t)
+{
+    struct rs_error err;
+    int i = t->preset + 1;
+    if (tui_presets[i].name == NULL)
+        i = 0;
+    tui_arrange(t, tui_presets[i].name, &err);
+    tui_say(t, false, "arrangement %s: %s", tui_presets[i].name, tui_presets[i].help);
+}
+
+static void next_theme(struct tui *t)
+{
+    const struct tui_theme *next = t->theme + 1;
+    struct rs_error err;
+    tui_set_theme(t, next->name != NULL ? next->name : tui_themes[0].name, &err);
+    tui_say(t, false, "theme %s: %s", t->theme->name, t->theme->help);
+}
+
+static void act_on_screen(struct tui *t, enum tui_action action)
+{
+    static const char *const plots[] = {"braille", "blocks", "ASCII"};
+    switch (action) {
+    case TUI_DO_ZOOM: t->zoom = t->zoom >= 0 ? -1 : t->focus == TUI_PROMPT ? t->last_panel : t->focus; break;
+    case TUI_DO_PRESET: next_preset(t); break;
+    case TUI_DO_GROW:
+    case TUI_DO_SHRINK:
+        if (t->focus != TUI_PROMPT && tui_tree_weigh(&t->tree, (enum tui_panel)t->focus, action == TUI_DO_GROW ? 1.25 : 0.8))
+            snprintf(t->preset_name, sizeof t->preset_name, "changed");
+        break;
+    case TUI_DO_FREEZE:
+        t->frozen = !t->frozen;
+        tui_say(t, false, t->frozen ? "figures are frozen" : "figures go on");
+        break;
+    case TUI_DO_THEME: next_theme(t); break;
+    case TUI_DO_PLOTS:
+        t->plots = (t->plots + 1) % TUI_PLOT_STYLES;
+        if (t->ascii)
+            t->plots = TUI_PLOT_ASCII;
+        tui_say(t, false, "plots in %s", plots[t->plots]);
+        break;
+    case TUI_DO_FOLD: t->chat.fold = !t->chat.fold; break;
+    case TUI_DO_REPAINT: t->repaint = true; break;
+    default: break;
+    }
+}
+
+static void act(struct tui *t, const struct tui_binding *b)
+{
+    switch (b->action) {
+    case TUI_DO_HELP:
+        t->overlay = TUI_OVERLAY_HELP;
+        t->overlay_top = 0;
+        break;
+    case TUI_DO_CLOSE: t->overlay = TUI_OVERLAY_NONE; break;
+    case TUI_DO_TOGGLE:
+        t->toggle = t->script == NULL && !t->read_only;
+        if (t->running > 0)
+            tui_say(t, false, "the plain console comes when this has ended (Ctrl-C stops it)");
+        break;
+    case TUI_DO_PROMPT: focus(t, TUI_PROMPT); break;
+    case TUI_DO_COMMAND:
+        focus(t, TUI_PROMPT);
+        line_insert("/");
+        break;
+    case TUI_DO_PANELS: focus_number(t, t->layout.shown[t->last_panel] ? t->last_panel : TUI_CHAT); break;
+    case TUI_DO_NEXT_PANEL: next_panel(t, 1); break;
+    case TUI_DO_PREVIOUS_PANEL: next_panel(t, -1); break;
+    case TUI_DO_PANEL: focus_number(t, b->arg - 1); break;
+    case TUI_DO_MOVE: move(t, b->arg); break;
+    case TUI_DO_PAGE: move(t, b->arg * page(t)); break;
+    case TUI_DO_HOME: move_far(t, false); break;
+    case TUI_DO_END: move_far(t, true); break;
+    case TUI_DO_SEARCH: ask(t, TUI_ASKING_SEARCH); break;
+    case TUI_DO_FILTER: ask(t, TUI_ASKING_FILTER); break;
+    case TUI_DO_NEXT_MATCH:
+    case TUI_DO_PREVIOUS_MATCH:
+        if (!tui_text_next(text_of(t), b->arg))
+            tui_say(t, true, "nothing is searched for, or nothing matches");
+        break;
+    case TUI_DO_COPY: copy(t); break;
+    case TUI_DO_OPEN_OP: open_op(t); break;
+    case TUI_DO_SORT: t->order = (t->order + 1) % TUI_OPS_ORDERS; break;
+    case TUI_DO_OTHER_IMPL: t->candidate += b->arg; break;
+    case TUI_DO_SWAP: swap(t); break;
+    case TUI_DO_REVERT:
+        snprintf(t->action, sizeof t->action, "revert");
+        send_action(t, "patch.revert", NULL);
+        break;
+    default: act_on_screen(t, b->action); break;
+    }
+}
+
+/* ---- the line of input --------------------------------------------------------------------------------------------------------------- */
+
+static void add_line(struct tui *t)
+{
+    char *line = line_take();
+    if (t->n_waiting == TUI_MAX_WAITING) {
+        tui_say(t, true, "too many lines wait; this one was dropped");
+        free(line);
+        return;
+    }
+    t->waiting[t->n_waiting++] = line;
+}
+
+static void type(struct tui *t, const char *bytes, size_t n)
+{
+    if (t->overlay == TUI_OVERLAY_MATCHES)
+        t->overlay = TUI_OVERLAY_NONE;
+    t->in_line = true;
+    enum line_status s = line_push(bytes, n);
+    while (s == LINE_READY) {
+        add_line(t);
+        s = line_push("", 0);
+    }
+    t->in_line = false;
+    if (s == LINE_TOGGLE)
+        t->toggle = t->script == NULL;
+    if (s == LINE_EOF && t->running > 0 && !t->quit) {
+        tui_say(t, false, "something still runs; Ctrl-D again leaves all the same");
+        t->quit = t->last_interrupt_us != 0 && tui_now_us(t) - t->last_interrupt_us < 2000000;
+        t->last_interrupt_us = tui_now_us(t);
+    } else if (s == LINE_EOF) {
+        t->quit = true;
+    }
+}
+
+/* Ctrl-X is the beginning of Ctrl-X Ctrl-A, or of whatever readline makes of it. */
+static bool prefix(struct tui *t, const struct tui_key *k)
+{
+    bool ctrl = k->mods == TUI_CTRL;
+    if (t->prefix_cx) {
+        t->prefix_cx = false;
+        if (ctrl && k->code == 'a') {
+            act(t, &(struct tui_binding){.action = TUI_DO_TOGGLE});
+            return true;
+        }
+        if (t->focus == TUI_PROMPT)
+            type(t, "\030", 1);
+        return false;
+    }
+    t->prefix_cx = ctrl && k->code == 'x';
+    return t->prefix_cx;
+}
+
+void tui_input_key(struct tui *t, const struct tui_key *k)
+{
+    t->dirty = true;
+    if (k->code == TUI_KEY_PASTE) {
+        struct buf *text = &t->keys.paste;
+        if (t->focus == TUI_PROMPT && t->overlay == TUI_OVERLAY_NONE && t->asking == TUI_ASKING_NOTHING && text->len > 0)
+            line_insert(text->text);
+        return;
+    }
+    if (k->code == TUI_KEY_WHEEL) {
+        move(t, 3 * k->arg);
+        return;
+    }
+    if (k->mods == TUI_CTRL && k->code == 'c') { /* from a script; a terminal sends a signal */
+        t->interrupt = true;
+        return;
+    }
+    if (t->asking != TUI_ASKING_NOTHING) {
+        key_while_asking(t, k);
+        return;
+    }
+    if (prefix(t, k))
+        return;
+    /* Half a key sequence or a search in the history goes on in the line editor. */
+    bool half = context(t) == TUI_IN_PROMPT && line_half_key();
+    if (half && k->code == TUI_KEY_ESCAPE) {
+        line_escape();
+        return;
+    }
+    if (t->overlay == TUI_OVERLAY_MATCHES && !(k->code == TUI_KEY_ESCAPE)) {
+        type(t, k->bytes, k->n);
+        return;
+    }
+    const struct tui_binding *b = half ? NULL : tui_keymap_find(context(t), k);
+    if (b != NULL)
+        act(t, b);
+    else if (context(t) == TUI_IN_PROMPT)
+        type(t, k->bytes, k->n);
+    else if (k->code != TUI_KEY_UNKNOWN) {
+        char name[24];
+        tui_say(t, true, "%s does nothing here; F1 lists the keys, Escape goes to the line of input", tui_key_name(k, name));
+    }
+}
+
+static void drain(struct tui *t, bool flush)
+{
+    struct tui_key k;
+    while (tui_key_next(&t->keys, flush, &k))
+        tui_input_key(t, &k);
+}
+
+void tui_input_bytes(struct tui *t, const char *bytes, size_t n)
+{
+    while (n > 0) {
+        size_t used = tui_key_feed(&t->keys, bytes, n);
+        bytes += used;
+        n -= used;
+        drain(t, false);
+        if (used == 0)
+            drain(t, true);
+    }
+    t->last_byte_us = tui_now_us(t);
+}
+
+uint64_t tui_input_tick(struct tui *t, uint64_t now_us)
+{
+    if (!tui_key_waiting(&t->keys) || t->keys.in_paste)
+        return 0;
+    uint64_t due = t->last_byte_us + TUI_ESCAPE_US;
+    if (now_us < due)
+        return due;
+    drain(t, true);
+    return 0;
+}
