@@ -65,6 +65,7 @@ libconsole_a_SOURCES = \
 	console/rcmd_patch.c \
 	console/rcmd_process.c \
 	console/rcmd_sampling.c \
+	console/rcmd_spec.c \
 	console/repl.c \
 	console/repl.h \
 	console/sampling.c \

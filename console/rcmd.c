@@ -22,6 +22,7 @@ const struct rcmd_entry *const rcmd_table[] = {
     &rcmd_ranks_entry,
     &rcmd_patch_entry,
     &rcmd_set_entry,
+    &rcmd_spec_entry,
     &rcmd_system_entry,
     &rcmd_think_entry,
     &rcmd_temp_entry,

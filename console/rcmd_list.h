@@ -27,6 +27,7 @@ extern const struct rcmd_entry rcmd_save_entry;
 extern const struct rcmd_entry rcmd_seed_entry;
 extern const struct rcmd_entry rcmd_set_entry;
 extern const struct rcmd_entry rcmd_snapshot_entry;
+extern const struct rcmd_entry rcmd_spec_entry;
 extern const struct rcmd_entry rcmd_stats_entry;
 extern const struct rcmd_entry rcmd_system_entry;
 extern const struct rcmd_entry rcmd_temp_entry;

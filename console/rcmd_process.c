@@ -33,7 +33,7 @@ const struct rcmd_entry rcmd_detach_entry = {
 /* Open the model as it was opened first, with what was changed since. */
 static json_t *open_args_now(const struct con *con)
 {
-    static const char *const keys[] = {"ranks", "mode", "numerics", "graph_guard", "patches"};
+    static const char *const keys[] = {"ranks", "mode", "numerics", "graph_guard", "spec", "patches"};
     json_t *args = con->open_args != NULL ? json_deep_copy(con->open_args) : json_object();
     if (con->open_args == NULL)
         json_object_set(args, "path", js_at(con->info, "model.path"));

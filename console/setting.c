@@ -13,6 +13,7 @@ const struct setting setting_table[] = {
      "invariant: a row's result never depends on what else is in the batch; fast: kernels chosen by batch size"},
     {"graph.guard", "graph_guard", "on|off",
      "on: an implementation that a graph cannot capture is refused in graph mode; off: it is captured as it is"},
+    {"spec", "spec", "off|1|2|3|4|5|6|7|8", "how many tokens the model's NextN block drafts for the next step to verify"},
     {0},
 };
 
@@ -30,6 +31,8 @@ json_t *setting_value(const struct setting *s, const char *word)
         return NULL;
     if (strcmp(s->choices, "on|off") == 0)
         return json_boolean(strcmp(word, "on") == 0);
+    if (strncmp(s->choices, "off|1", 5) == 0)
+        return json_integer(strcmp(word, "off") == 0 ? 0 : word[0] - '0');
     return json_string(word);
 }
 

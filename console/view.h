@@ -11,6 +11,8 @@ void view_audit(struct out *o, const json_t *audit, bool verbose);
 void view_info(struct out *o, const json_t *info);
 void view_patches(struct out *o, const json_t *list);
 void view_stats(struct out *o, const json_t *stats);
+/* Figures of drafts, "spec" of method stats; nothing when none was verified. */
+void view_spec(struct out *o, const json_t *spec);
 void view_allreduce(struct out *o, const json_t *allreduce);
 void view_ledger(struct out *o, const json_t *ledger);
 void view_health(struct out *o, const json_t *health);

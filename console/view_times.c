@@ -75,12 +75,30 @@ void view_stats(struct out *o, const json_t *stats)
     table_print(t, o);
     if (none)
         out_str(o, OUT_TEXT, "no step has run yet\n");
+    view_spec(o, json_object_get(stats, "spec"));
     for (size_t i = 0; i < 4; i++) {
         const json_t *s = json_object_get(json_object_get(stats, parts[i / 2]), modes[i % 2]);
         char *title = xasprintf("%s steps, %s", parts[i / 2], modes[i % 2]);
         view_kinds(o, title, json_object_get(s, "by_kind"));
         free(title);
     }
+}
+
+void view_spec(struct out *o, const json_t *spec)
+{
+    char a[32], t[32], d[32];
+    if (js_num(spec, "steps", 0) < 1)
+        return;
+    out_printf(o, OUT_TEXT, "drafts: %s of %lld accepted (by place:", units_percent(a, js_num(spec, "acceptance", NAN)), (long long)js_int(spec, "drafted", 0));
+    const json_t *places = json_object_get(spec, "acceptance_by_place");
+    for (size_t i = 0; i < json_array_size(places); i++)
+        out_printf(o, OUT_TEXT, " %s", units_percent(a, json_number_value(json_array_get(places, i))));
+    out_printf(o, OUT_TEXT, "), %.2f tokens a step\n", js_num(spec, "tokens_per_step", NAN));
+    out_printf(o, OUT_TEXT, "%s per step of the model, %s drafting for it\n", units_us(t, js_num(spec, "target_ms_per_step", NAN) * 1e3),
+               units_us(d, js_num(spec, "draft_ms_per_step", NAN) * 1e3));
+    if (js_bool(spec, "alarm", false))
+        out_printf(o, OUT_BAD, "acceptance collapsed: %s of late, it was up to %s: something may compute wrongly\n",
+                   units_percent(a, js_num(spec, "recent", NAN)), units_percent(t, js_num(spec, "best", NAN)));
 }
 
 /* ---- all-reduces --------------------------------------------------------------------------------------------------------------------- */

@@ -30,6 +30,9 @@ struct backend_step {
     const struct probe_set *probes; /* armed observers, or NULL */
     uint64_t generation;            /* of choices and probes: part of the graph key */
     bool graph, graph_guard, fast;
+    /* Eager only, NULL for none: called on the control thread before and after every op, and may keep it for as long as it likes. */
+    void (*hook)(void *arg, const struct op *op, bool after);
+    void *hook_arg;
 };
 
 /* Ticks of one op of the last step, per rank, in microseconds of that rank's own work. */
@@ -47,6 +50,11 @@ struct backend_ops {
     enum rs_result (*write)(struct backend *, uint32_t rank, enum op_buf buf, uint32_t row, uint32_t col, uint32_t n, const float *src, struct rs_error *);
     /* Copy a cache block on every rank and layer (a shared, partly filled block that is about to be written). */
     enum rs_result (*copy_block)(struct backend *, int32_t from, int32_t to, struct rs_error *);
+    /* Rows of a cache block as floats, [block][width]: a layer's latents (kv_lora + rope) or indexer keys. RS_EUSAGE where there are none. */
+    enum rs_result (*cache_get)(struct backend *, uint32_t rank, uint32_t layer, bool index, int32_t block, float *dst, struct rs_error *);
+    enum rs_result (*cache_put)(struct backend *, uint32_t rank, uint32_t layer, bool index, int32_t block, const float *src, struct rs_error *);
+    /* (row, expert) pairs of a rank in the experts' buffers. */
+    uint32_t (*pairs)(struct backend *, uint32_t rank);
     /* Own work of each (op, rank) in the last step: us[op * n_ranks + rank]; wait and transfer of collectives are derived from it by timing.c.
      * Returns the number of ops. in_graph: whether that step was a replay. */
     const float *(*op_us)(struct backend *, uint32_t *n_ops);

@@ -25,6 +25,8 @@ struct batch {
     int32_t *seg;                /* [cap] index into segs */
     struct batch_seg *segs;      /* [cap] */
     int32_t *logit_row;          /* [cap_logits] rows whose logits are wanted, ascending */
+    int32_t *from;               /* NextN steps: the row of the step before whose hidden state goes into row i; NULL in other steps */
+    bool chained;                /* NextN steps: the step before was one too */
     uint32_t cap, cap_segs, cap_logits;
 };
 

@@ -36,6 +36,8 @@ const struct op_impl CPU_IMPLS[] = {
     {OP_MOE_SILU_MUL, "rows", false, &CPU_MOE_SILU_MUL, "silu(gate) * up per pair"},
     {OP_MOE_DOWN, "grouped", false, &CPU_MOE_DOWN, "weighted sum over a row's experts, in ascending order of expert"},
     {OP_PICK_ROWS, "copy", false, &CPU_PICK_ROWS, "rows that want logits"},
+    {OP_HIDDEN, "normed", false, &CPU_HIDDEN_NORMED, "after the last norm"},
+    {OP_HIDDEN, "raw", false, &CPU_HIDDEN_RAW, "before the last norm"},
     {OP_GATHER, "copy", false, &CPU_GATHER, "concatenate the ranks' parts of the vocabulary"},
 };
 const size_t CPU_N_IMPLS = sizeof CPU_IMPLS / sizeof CPU_IMPLS[0];
@@ -275,6 +277,45 @@ static enum rs_result cpu_copy_block(struct backend *b, int32_t from, int32_t to
     return RS_OK;
 }
 
+static enum rs_result cache_block(const struct cpu *c, uint32_t rank, uint32_t layer, bool index, int32_t block, uint8_t **at, size_t *n, struct rs_error *err)
+{
+    if (rank >= c->n_ranks || layer >= c->hp->n_layers + c->hp->n_nextn || block < 0 || (uint32_t)block >= c->lim.n_blocks)
+        return error_set(err, RS_EUSAGE, "no cache block %d of layer %u on rank %u", block, layer, rank);
+    uint8_t *pool = index ? c->rank[rank].ik[layer] : c->rank[rank].kv[layer];
+    if (pool == NULL)
+        return error_set(err, RS_EUSAGE, "layer %u has no indexer of its own", layer);
+    *at = pool + (size_t)block * c->lim.block * (index ? c->ik_row_bytes : c->kv_row_bytes);
+    *n = (size_t)c->lim.block * (index ? c->hp->index_dim : c->hp->kv_lora + c->hp->rope); /* rows are packed, so a block is one vector */
+    return RS_OK;
+}
+
+static enum rs_result cpu_cache_get(struct backend *b, uint32_t rank, uint32_t layer, bool index, int32_t block, float *dst, struct rs_error *err)
+{
+    struct cpu *c = (struct cpu *)b;
+    uint8_t *at = NULL;
+    size_t n = 0;
+    enum rs_result rc = cache_block(c, rank, layer, index, block, &at, &n, err);
+    if (rc == RS_OK)
+        c->vec->load(c->lim.cache, at, dst, n);
+    return rc;
+}
+
+static enum rs_result cpu_cache_put(struct backend *b, uint32_t rank, uint32_t layer, bool index, int32_t block, const float *src, struct rs_error *err)
+{
+    struct cpu *c = (struct cpu *)b;
+    uint8_t *at = NULL;
+    size_t n = 0;
+    enum rs_result rc = cache_block(c, rank, layer, index, block, &at, &n, err);
+    if (rc == RS_OK)
+        c->vec->store(c->lim.cache, src, at, n);
+    return rc;
+}
+
+static uint32_t cpu_pairs(struct backend *b, uint32_t rank)
+{
+    return ((struct cpu *)b)->rank[rank].n_pairs;
+}
+
 static const float *cpu_op_us(struct backend *b, uint32_t *n_ops)
 {
     return exec_op_us(((struct cpu *)b)->exec, n_ops);
@@ -300,7 +341,7 @@ static void cpu_retire(struct backend *b, uint64_t generation)
 
 static const struct backend_ops CPU_OPS = {
     .name = "cpu", .close = cpu_close, .step = cpu_step, .reserve = cpu_reserve, .logits = cpu_logits, .read = cpu_read, .write = cpu_write,
-    .copy_block = cpu_copy_block, .op_us = cpu_op_us, .memory = cpu_memory, .retire = cpu_retire,
+    .copy_block = cpu_copy_block, .cache_get = cpu_cache_get, .cache_put = cpu_cache_put, .pairs = cpu_pairs, .op_us = cpu_op_us, .memory = cpu_memory, .retire = cpu_retire,
 };
 
 enum rs_result backend_cpu_open(const struct hparams *hp, const struct weights *w, const struct shard_plan *shard, const struct program *main_prog,

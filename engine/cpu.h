@@ -106,11 +106,15 @@ extern const struct op_impl CPU_IMPLS[];
 extern const size_t CPU_N_IMPLS;
 
 extern const struct cpu_launch CPU_LINEAR, CPU_QKV_FUSED, CPU_QKV_SPLIT, CPU_GATE_UP, CPU_MOE_GATE_UP, CPU_MOE_DOWN;        /* cpu_linear.c, cpu_moe.c */
-extern const struct cpu_launch CPU_RMSNORM, CPU_ROPE_Q, CPU_ADD, CPU_SILU_MUL, CPU_MOE_SILU_MUL, CPU_PICK_ROWS, CPU_GATHER, CPU_EMBED; /* cpu_basic.c */
+extern const struct cpu_launch CPU_RMSNORM, CPU_ROPE_Q, CPU_ADD, CPU_SILU_MUL, CPU_MOE_SILU_MUL, CPU_PICK_ROWS, CPU_GATHER, CPU_EMBED,
+                        CPU_HIDDEN_NORMED, CPU_HIDDEN_RAW;                                                                /* cpu_basic.c */
 extern const struct cpu_launch CPU_ROUTER;
 extern const struct cpu_launch CPU_KV_STORE, CPU_MLA_AUTO, CPU_MLA_ABSORBED, CPU_MLA_EXPANDED;                              /* cpu_attn.c */
 extern const struct cpu_launch CPU_INDEX_Q, CPU_INDEX_STORE, CPU_INDEX_SCORES, CPU_INDEX_TOPK;                              /* cpu_index.c */
 extern const struct cpu_launch CPU_ALLREDUCE;                                                                             /* cpu_comm.c */
+
+/* This worker's ranks of an observer (cpu_probe.c). */
+void cpu_probe_run(const struct cpu *c, const struct backend_step *s, const struct probe_obs *o, uint32_t worker);
 
 /* Bytes of worker scratch that attention needs for sequences of n_keys. */
 size_t cpu_attn_scratch(const struct cpu *c, uint32_t n_keys, bool expanded);

@@ -77,6 +77,24 @@ static void run_pick_rows(const struct cpu_call *k)
         memcpy(cpu_at(k, &k->op->out[0], i), cpu_at(k, &k->op->in[0], (size_t)k->b->logit_row[i]), n * sizeof(float));
 }
 
+/* The step before was the main stack (weight 0 is its last norm) or, for drafts after the first, this block (weight 1). */
+static void hidden(const struct cpu_call *k, bool normed)
+{
+    const struct op_view *w = plan_view(k->prog, k->rank, k->op->w[k->b->chained ? 1 : 0]);
+    size_t from, to, n = cpu_width(k, &k->op->in[0]);
+    cpu_cut(k, k->b->n_rows, 1, &from, &to);
+    for (size_t i = from; i < to; i++) {
+        const float *x = cpu_at(k, &k->op->in[0], (size_t)k->b->from[i]);
+        if (normed)
+            k->c->vec->rmsnorm(x, (const float *)(const void *)w->data, k->c->hp->eps, cpu_at(k, &k->op->out[0], i), n);
+        else
+            memcpy(cpu_at(k, &k->op->out[0], i), x, n * sizeof *x);
+    }
+}
+
+static void run_hidden_normed(const struct cpu_call *k) { hidden(k, true); }
+static void run_hidden_raw(const struct cpu_call *k) { hidden(k, false); }
+
 /* Every rank's part of the vocabulary into one row; BUF_FULL is one buffer that all ranks share. */
 static void run_gather(const struct cpu_call *k)
 {
@@ -104,4 +122,5 @@ static void run_embed(const struct cpu_call *k)
 
 const struct cpu_launch CPU_RMSNORM = {one_phase, run_rmsnorm}, CPU_ROPE_Q = {one_phase, run_rope_q}, CPU_ADD = {one_phase, run_add},
                         CPU_SILU_MUL = {one_phase, run_silu_mul}, CPU_MOE_SILU_MUL = {one_phase, run_moe_silu_mul},
-                        CPU_PICK_ROWS = {one_phase, run_pick_rows}, CPU_GATHER = {one_phase, run_gather}, CPU_EMBED = {one_phase, run_embed};
+                        CPU_PICK_ROWS = {one_phase, run_pick_rows}, CPU_GATHER = {one_phase, run_gather}, CPU_EMBED = {one_phase, run_embed},
+                        CPU_HIDDEN_NORMED = {one_phase, run_hidden_normed}, CPU_HIDDEN_RAW = {one_phase, run_hidden_raw};

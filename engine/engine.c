@@ -76,6 +76,7 @@ void engine_unload(struct engine *e)
     e->timing = NULL;
     runtime_close(e->rt);
     e->rt = NULL;
+    observe_rebind(e);
     model_close(e->model);
     e->model = NULL;
 }
@@ -97,6 +98,8 @@ void engine_close(struct engine *e)
     sched_free_arrays(e);
     timing_close(e->timing);
     runtime_close(e->rt);
+    observe_close(e);
+    brk_close(e);
     model_close(e->model);
     pool_close(e->pool);
     patch_close(&e->patches);
@@ -156,6 +159,7 @@ static enum rs_result adopt(struct engine *e, struct runtime *rt, struct rs_erro
     timing_close(e->timing);
     e->timing = t;
     runtime_close(old);
+    observe_rebind(e);
     return RS_OK;
 }
 
@@ -192,9 +196,12 @@ enum rs_result engine_load(struct engine *e, const char *path, const struct runt
     e->model = m;
     e->rt = rt;
     e->timing = t;
+    spec_reset(e);
     rc = sched_arrays(e, err);
     if (rc != RS_OK)
         engine_unload(e);
+    else
+        observe_rebind(e);
     return rc;
 }
 

@@ -6,13 +6,16 @@
 
 #include "engine/backend.h"
 #include "engine/batch.h"
+#include "engine/brk.h"
 #include "engine/model.h"
+#include "engine/observe.h"
 #include "engine/patch.h"
 #include "engine/pool.h"
 #include "engine/rankscope.h"
 #include "engine/runtime.h"
 #include "engine/seq.h"
 #include "engine/snapshot.h"
+#include "engine/spec.h"
 #include "engine/timing.h"
 
 struct session {
@@ -45,6 +48,10 @@ struct engine {
     struct batch batch;         /* arrays of the runtime's limits */
     struct seq **row_seq;       /* [max_logits] sequence of each wanted row */
     struct sample_scratch scratch;
+    struct spec spec;
+
+    struct observe observe;     /* taps and watchpoints */
+    struct brk_state brk;
 
     struct timing *timing;
     struct snapshot_page *page;
@@ -74,8 +81,12 @@ struct runtime_config engine_default_config(const struct model *m);
 /* sched.c */
 /* Put the next rows into e->batch. false: nothing to do. Allocates nothing. */
 bool sched_build(struct engine *e);
-/* The step is done: rows count as cached, full blocks are published. */
+/* The step is done: rows of known tokens count as cached, full blocks are published. */
 void sched_commit(struct engine *e);
+/* Drafts up to position n - 1 were right: their rows count too. */
+void sched_accept(struct engine *e, struct seq *s, uint32_t n);
+/* Cache blocks for positions below n, taken only from what is free. */
+bool sched_room(struct engine *e, struct seq *s, uint32_t n);
 void sched_release(struct engine *e, struct seq *s); /* give its blocks back */
 void sched_restart(struct engine *e);                /* caches are void: every running sequence starts over */
 enum rs_result sched_arrays(struct engine *e, struct rs_error *err);

@@ -17,6 +17,7 @@ struct node {
     const struct cpu_launch *launch;
     uint32_t phase, n_phases;
     const struct probe_copy *copy;
+    const struct probe_obs *obs;
 };
 
 struct exec_graph {
@@ -133,7 +134,9 @@ static void run_share(struct exec *x, const struct node *n, unsigned worker)
 {
     const struct cpu *c = x->c;
     if (n->op == NULL) {
-        if (worker == 0)
+        if (n->obs != NULL)
+            cpu_probe_run(c, x->step, n->obs, worker);
+        else if (worker == 0)
             run_probe(x, n->copy);
         return;
     }
@@ -189,12 +192,38 @@ static uint32_t count_probes(const struct probe_set *ps, uint32_t op, uint32_t *
     return *next - first;
 }
 
+/* Observers before or after op i, from *next on. */
+static uint32_t count_obs(const struct probe_set *ps, uint32_t op, bool before, uint32_t *next)
+{
+    uint32_t first = *next;
+    while (ps != NULL && *next < ps->n_obs && ps->obs[*next].op == op && ps->obs[*next].before == before)
+        ++*next;
+    return *next - first;
+}
+
+static void observe_eager(struct exec *x, const struct backend_step *s, uint32_t op, bool before, uint32_t *next)
+{
+    uint32_t at = *next, n = count_obs(s->probes, op, before, next);
+    for (uint32_t i = 0; i < n; i++) {
+        struct node node = {.obs = &s->probes->obs[at + i]};
+        run_nodes(x, &node, 1);
+    }
+}
+
 static void step_eager(struct exec *x, const struct backend_step *s)
 {
-    uint32_t next = 0;
+    uint32_t next = 0, next_obs = 0;
     for (uint32_t i = 0; i < s->prog->n_ops; i++) {
         struct node n[4];
+        if (s->hook != NULL)
+            s->hook(s->hook_arg, &s->prog->ops[i], false);
+        if (s->probes != NULL)
+            observe_eager(x, s, i, true, &next_obs);
         run_nodes(x, n, bind_op(x->c, s, &s->prog->ops[i], &s->choices[i], n));
+        if (s->probes != NULL)
+            observe_eager(x, s, i, false, &next_obs);
+        if (s->hook != NULL)
+            s->hook(s->hook_arg, &s->prog->ops[i], true);
         uint32_t at = next, m = count_probes(s->probes, i, &next);
         for (uint32_t p = 0; p < m; p++)
             run_probe(x, &s->probes->copies[at + p]);
@@ -223,7 +252,7 @@ static enum rs_result capture(struct exec *x, const struct backend_step *s, stru
     if (x->n_graphs == MAX_GRAPHS)
         drop_graph(x, 0);
     struct exec_graph *g = &x->graphs[x->n_graphs];
-    uint32_t probes = s->probes != NULL ? s->probes->n_copies : 0, next = 0;
+    uint32_t probes = s->probes != NULL ? s->probes->n_copies + s->probes->n_obs : 0, next = 0, next_obs = 0;
     *g = (struct exec_graph){.prog = p, .generation = s->generation, .bucket = s->batch->bucket, .fast = s->fast};
     g->nodes = calloc((size_t)p->n_ops * 4 + probes, sizeof *g->nodes);
     g->choices = malloc(p->n_ops * sizeof *g->choices);
@@ -234,12 +263,16 @@ static enum rs_result capture(struct exec *x, const struct backend_step *s, stru
     }
     memcpy(g->choices, s->choices, p->n_ops * sizeof *g->choices);
     for (uint32_t i = 0; i < p->n_ops; i++) {
+        for (uint32_t at = next_obs, k = count_obs(s->probes, i, true, &next_obs); k > 0; k--)
+            g->nodes[g->n_nodes++] = (struct node){.obs = &s->probes->obs[at++]};
         struct node *n = g->nodes + g->n_nodes;
         uint32_t m = bind_op(x->c, s, &p->ops[i], &g->choices[i], n);
         if (g->choices[i].impl->not_capturable)
             run_nodes(x, n, m);
         else
             g->n_nodes += m;
+        for (uint32_t at = next_obs, k = count_obs(s->probes, i, false, &next_obs); k > 0; k--)
+            g->nodes[g->n_nodes++] = (struct node){.obs = &s->probes->obs[at++]};
         uint32_t at = next, copies = count_probes(s->probes, i, &next);
         for (uint32_t c = 0; c < copies; c++)
             g->nodes[g->n_nodes++] = (struct node){.copy = &s->probes->copies[at + c]};
@@ -279,12 +312,13 @@ enum rs_result exec_step(struct exec *x, const struct backend_step *s, struct rs
     else
         step_eager(x, s);
     guard_leave();
-    sum_ticks(x);
+    if (s->prog == x->c->prog[0]) /* a NextN step is no op of the ledger's step */
+        sum_ticks(x);
     return RS_OK;
 }
 
 const float *exec_op_us(struct exec *x, uint32_t *n_ops)
 {
-    *n_ops = x->n_ops;
+    *n_ops = x->c->prog[0]->n_ops;
     return x->us;
 }

@@ -6,6 +6,8 @@ libengine_a_SOURCES = \
 	engine/args.h \
 	engine/backend.h \
 	engine/batch.h \
+	engine/brk.c \
+	engine/brk.h \
 	engine/client.c \
 	engine/client.h \
 	engine/connect.c \
@@ -18,6 +20,7 @@ libengine_a_SOURCES = \
 	engine/cpu_index.c \
 	engine/cpu_linear.c \
 	engine/cpu_moe.c \
+	engine/cpu_probe.c \
 	engine/engine.c \
 	engine/engine.h \
 	engine/error.c \
@@ -43,12 +46,16 @@ libengine_a_SOURCES = \
 	engine/msg.c \
 	engine/msg.h \
 	engine/msg_audit.c \
+	engine/msg_break.c \
 	engine/msg_gen.c \
 	engine/msg_model.c \
 	engine/msg_observe.c \
 	engine/msg_patch.c \
+	engine/msg_probe.c \
 	engine/msg_session.c \
 	engine/msg_util.h \
+	engine/observe.c \
+	engine/observe.h \
 	engine/op.c \
 	engine/op.h \
 	engine/patch.c \
@@ -57,6 +64,9 @@ libengine_a_SOURCES = \
 	engine/plan.h \
 	engine/pool.c \
 	engine/pool.h \
+	engine/pred.c \
+	engine/pred.h \
+	engine/probe.c \
 	engine/probe.h \
 	engine/rankscope.h \
 	engine/runtime.c \
@@ -72,7 +82,11 @@ libengine_a_SOURCES = \
 	engine/shard.h \
 	engine/snapshot.c \
 	engine/snapshot.h \
+	engine/spec.c \
+	engine/spec.h \
 	engine/step.c \
+	engine/tensor.c \
+	engine/tensor.h \
 	engine/timing.c \
 	engine/timing.h \
 	engine/verdict.c \

@@ -8,7 +8,7 @@
 #include "engine/error.h"
 #include "engine/server.h"
 
-static const struct msg_method *const TABLES[] = {MSG_MODEL, MSG_PATCH, MSG_GEN, MSG_SESSION, MSG_OBSERVE, MSG_AUDIT};
+static const struct msg_method *const TABLES[] = {MSG_MODEL, MSG_PATCH, MSG_GEN, MSG_SESSION, MSG_OBSERVE, MSG_AUDIT, MSG_PROBE, MSG_BREAK};
 
 static const struct msg_method *find(const char *name)
 {
@@ -27,6 +27,8 @@ static enum rs_result carry_out(struct engine *e, struct msg *m, const char *tex
     const struct msg_method *method = find(text);
     if (method == NULL)
         return error_set(err, RS_ENOTFOUND, "no method '%.40s'", text);
+    if (brk_holding(e) && !brk_allows(method->name))
+        return error_set(err, RS_ESTATE, "%s: the engine is stopped (%s): continue first", method->name, e->brk.reason);
     if (method->control && !server_in_control(e->server, m->slot))
         return error_set(err, RS_ESTATE, "%s: another client is in control of this engine", method->name);
     size_t n = len - (size_t)(nul + 1 - text);

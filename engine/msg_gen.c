@@ -218,6 +218,12 @@ static enum rs_result msg_cancel(struct engine *e, struct msg *m, struct args *a
     struct seq *s = rc == RS_OK ? find_stream(e, id) : NULL;
     if (rc == RS_OK && s == NULL)
         return error_set(err, RS_ENOTFOUND, "cancel: no stream %u", id);
+    if (rc == RS_OK && brk_holding(e)) { /* its rows are in the step that is held: it ends when the step does */
+        if (e->brk.n_cancelled == sizeof e->brk.cancelled / sizeof e->brk.cancelled[0])
+            return error_set(err, RS_ESTATE, "cancel: the engine is stopped in a step; too many streams wait for its end");
+        e->brk.cancelled[e->brk.n_cancelled++] = id;
+        return RS_OK;
+    }
     if (rc == RS_OK)
         step_finish(e, s, SEQ_STOP_CANCELLED);
     return rc;

@@ -152,12 +152,14 @@ static enum rs_result msg_open(struct engine *e, struct msg *m, struct args *a, 
     const char *path = NULL;
     struct runtime_config cfg = {0};
     bool graph = e->graph, fast = e->fast, guard = e->guard;
+    uint32_t spec = 0;
     json_t *patches = NULL;
     args_need(a, args_str(a, "path", &path), "path");
     args_u32(a, "ranks", 1, RS_MAX_RANKS, &cfg.ranks);
     args_u32(a, "ctx", 16, 1u << 24, &cfg.ctx);
     args_u32(a, "max_seqs", 1, 4096, &cfg.max_seqs);
     args_u32(a, "batch_tokens", 1, 1u << 16, &cfg.batch_tokens);
+    args_u32(a, "spec", 0, SPEC_MAX, &spec);
     parse_mode(a, &graph);
     parse_numerics(a, &fast);
     args_bool(a, "graph_guard", &guard);
@@ -170,6 +172,8 @@ static enum rs_result msg_open(struct engine *e, struct msg *m, struct args *a, 
         rc = plan_patches(e, patches, err);
     if (rc == RS_OK)
         rc = engine_load(e, path, &cfg, err);
+    if (rc == RS_OK)
+        spec_want(e, spec);
     if (rc == RS_OK)
         rc = msg_check_capturable(e, e->rt->choices, graph, guard, err);
     if (rc != RS_OK) {
@@ -200,12 +204,13 @@ static enum rs_result msg_close(struct engine *e, struct msg *m, struct args *a,
 static enum rs_result msg_set(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
     bool graph = e->graph, fast = e->fast, guard = e->guard;
-    uint32_t ranks = 0;
+    uint32_t ranks = 0, spec = e->spec.n;
     uint64_t t0 = server_now_us();
     parse_mode(a, &graph);
     parse_numerics(a, &fast);
     args_bool(a, "graph_guard", &guard);
     args_u32(a, "ranks", 1, RS_MAX_RANKS, &ranks);
+    args_u32(a, "spec", 0, SPEC_MAX, &spec);
     enum rs_result rc = args_end(a);
     if (rc == RS_OK && e->rt != NULL)
         rc = msg_check_capturable(e, e->rt->choices, graph, guard, err);
@@ -217,6 +222,8 @@ static enum rs_result msg_set(struct engine *e, struct msg *m, struct args *a, s
         if (ranks != e->rt->cfg.ranks)
             rc = engine_relayout(e, &cfg, &e->patches.now, err);
     }
+    if (rc == RS_OK)
+        rc = spec_set(e, spec, err);
     if (rc != RS_OK)
         return rc;
     e->graph = graph;

@@ -22,6 +22,7 @@ static enum rs_result msg_stats(struct engine *e, struct msg *m, struct args *a,
     json_object_set_new(m->reply, "steps", json_integer((json_int_t)e->steps));
     json_object_set_new(m->reply, "tokens", json_integer((json_int_t)e->tokens));
     json_object_set_new(m->reply, "tok_per_s", json_real(e->rate));
+    json_object_set_new(m->reply, "spec", spec_stats_json(e));
     if (reset)
         timing_reset(e->timing);
     return RS_OK;
@@ -137,6 +138,7 @@ static enum rs_result msg_health(struct engine *e, struct msg *m, struct args *a
         json_object_set(m->reply, keys[i], v != NULL ? v : json_null());
     }
     json_decref(done);
+    json_object_set_new(m->reply, "first_bad", observe_first_bad(e));
     return RS_OK;
 }
 

@@ -105,6 +105,8 @@ static enum rs_result msg_patch_set(struct engine *e, struct msg *m, struct args
         bool any = false;
         for (uint32_t i = 0; i < e->rt->prog.n_ops; i++)
             any |= plan_glob(site, e->rt->prog.ops[i].site);
+        for (uint32_t i = 0; i < e->rt->nextn.n_ops; i++)
+            any |= plan_glob(site, e->rt->nextn.ops[i].site);
         if (!any)
             return error_set(err, RS_ENOTFOUND, "no site matches '%.40s'", site);
     }

@@ -9,6 +9,10 @@
 enum rs_result msg_check_capturable(const struct engine *e, const struct choice *ch, bool graph, bool guard, struct rs_error *err);
 /* RS_ESTATE unless a model is open. */
 enum rs_result msg_need_model(const struct engine *e, const char *method, struct rs_error *err);
+/* "rank": a number or "all" (-1, also when absent). The model must be open. false with a->rc set when it is off. */
+bool msg_read_rank(struct engine *e, struct args *a, int *rank);
+/* "site", a glob; preset (may be NULL) where it is absent. Returns whether it was given. */
+bool msg_read_site(struct args *a, bool needed, const char *preset, char out[OP_SITE_MAX]);
 /* "segments" or "text" (+ "special") or "ids" of a request as token ids; caller frees. */
 enum rs_result msg_read_ids(struct engine *e, struct args *a, int32_t **ids, size_t *n, struct rs_error *err);
 

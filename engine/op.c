@@ -7,6 +7,7 @@ static const char *const KIND_NAMES[OP_KIND_COUNT] = {
     [OP_INDEX_SCORES] = "index_scores", [OP_INDEX_TOPK] = "index_topk", [OP_ADD] = "add", [OP_GATE_UP] = "gate_up",
     [OP_SILU_MUL] = "silu_mul", [OP_ROUTER] = "router", [OP_MOE_GATE_UP] = "moe_gate_up", [OP_MOE_SILU_MUL] = "moe_silu_mul",
     [OP_MOE_DOWN] = "moe_down", [OP_PICK_ROWS] = "pick_rows", [OP_GATHER] = "gather",
+    [OP_HIDDEN] = "hidden",
 };
 
 static const char *const BUF_NAMES[BUF_COUNT] = {

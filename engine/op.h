@@ -36,6 +36,7 @@ enum op_kind {
     OP_MOE_DOWN,
     OP_PICK_ROWS, /* keep the rows that want logits */
     OP_GATHER,    /* concatenate logits of all ranks */
+    OP_HIDDEN,    /* NextN: the hidden states it starts from, picked from the step before, with that step's last norm or without */
     OP_KIND_COUNT,
 };
 

@@ -39,6 +39,8 @@ static const struct patch_slot PATCH_SLOTS[SLOT_COUNT] = {
                         {{"sparse", "attend to the selected positions"}, {"dense", "attend to all"}}},
     [SLOT_DELAY] = {"delay", PATCH_RECAPTURE, K(ALLREDUCE), true, "make one rank late at every all-reduce: delay=RANK:us",
                     {{"off", "nobody is late on purpose"}}},
+    [SLOT_HIDDEN] = {"nextn.hidden", PATCH_RECAPTURE, K(HIDDEN), false, "the hidden state that the NextN block drafts from",
+                     {{"normed", "after the last norm"}, {"raw", "the residual stream itself: how DeepSeek's paper reads"}}},
 };
 
 const struct patch_slot *patch_slot(uint32_t i)
@@ -274,7 +276,7 @@ static void apply(struct choice *c, uint32_t slot, const char *impl)
 /* Slots that name the implementation of their op kind; the others are settings of whatever implementation runs. */
 static bool names_impl(uint32_t slot)
 {
-    return slot == SLOT_QKV_A || slot == SLOT_MLA || slot == SLOT_ALLREDUCE;
+    return slot == SLOT_QKV_A || slot == SLOT_MLA || slot == SLOT_ALLREDUCE || slot == SLOT_HIDDEN;
 }
 
 enum rs_result patch_resolve(const struct patch_table *t, const struct program *p, const struct op_impl *impls, size_t n_impls, struct choice *choices,

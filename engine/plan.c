@@ -324,14 +324,19 @@ static void plan_nextn(struct builder *b, uint32_t layer)
 {
     const struct layer_weights *lw = &b->w->layers[layer];
     uint32_t e = b->hp->n_embd;
+    const struct weight *last = lw->w[W_HEAD_NORM].data != NULL ? &lw->w[W_HEAD_NORM] : &b->w->output_norm;
+    struct op *o = add_op(b, OP_HIDDEN, "nextn.hidden"); /* first of all: BUF_X still holds what the step before left there */
+    o->in[0] = ref(BUF_X, OP_REPLICATED);
+    o->out[0] = ref(BUF_HID, OP_REPLICATED);
+    add_weight(b, o, &b->w->output_norm, NULL);
+    add_weight(b, o, last, NULL);
     plan_embed(b, lw->w[W_EMBED].data != NULL ? &lw->w[W_EMBED] : &b->w->embed, BUF_E);
     b->layer = (int)layer;
     add_norm(b, "nextn.enorm", ref(BUF_E, OP_REPLICATED), part(BUF_CAT, OP_REPLICATED, 0, e), &lw->w[W_ENORM]);
     add_norm(b, "nextn.hnorm", ref(BUF_HID, OP_REPLICATED), part(BUF_CAT, OP_REPLICATED, e, e), &lw->w[W_HNORM]);
     add_linear(b, "nextn.eh_proj", ref(BUF_CAT, OP_REPLICATED), ref(BUF_X, OP_REPLICATED), &lw->w[W_EH_PROJ], NULL);
     plan_layer(b, layer);
-    plan_output(b, lw->w[W_HEAD_NORM].data != NULL ? &lw->w[W_HEAD_NORM] : &b->w->output_norm,
-                lw->w[W_HEAD].data != NULL ? &lw->w[W_HEAD] : &b->w->output);
+    plan_output(b, last, lw->w[W_HEAD].data != NULL ? &lw->w[W_HEAD] : &b->w->output);
 }
 
 static void plan_widths(struct program *p)
@@ -401,6 +406,24 @@ void plan_free(struct program *p)
     free(p->ops);
     free(p->views);
     memset(p, 0, sizeof *p);
+}
+
+uint32_t plan_ref_width(const struct program *p, const struct op *o, const struct op_ref *r, uint32_t rank)
+{
+    if (r->buf == BUF_NONE || r->width != 0 || o->layer < 0)
+        return r->buf == BUF_NONE ? 0 : r->width != 0 ? r->width : p->width[r->buf][rank];
+    const struct shard_layer *s = shard_of(p->shard, (uint32_t)o->layer, rank);
+    uint32_t ff = s->ff.to - s->ff.from + s->shared.to - s->shared.from, exp = s->ff_exp.to - s->ff_exp.from; /* one of ff and shared is empty */
+    uint32_t heads = s->heads.to - s->heads.from;
+    switch (r->buf) {
+    case BUF_Q: return heads * p->hp->k_mla;
+    case BUF_O: return heads * p->hp->v_head;
+    case BUF_GU: return 2 * ff;
+    case BUF_ACT: return ff;
+    case BUF_MGU: return 2 * exp;
+    case BUF_MACT: return exp;
+    default: return p->width[r->buf][rank];
+    }
 }
 
 const struct op *plan_find(const struct program *p, const char *site)

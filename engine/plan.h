@@ -35,6 +35,9 @@ static inline const struct op_view *plan_view(const struct program *p, uint32_t 
     return &p->views[(size_t)rank * p->n_views + index];
 }
 
+/* Values per row of an op's input or output that mean something on a rank; less than the buffer's width where a layer uses less of it. */
+uint32_t plan_ref_width(const struct program *p, const struct op *o, const struct op_ref *r, uint32_t rank);
+
 /* First op whose site equals `site`, or NULL. */
 const struct op *plan_find(const struct program *p, const char *site);
 

@@ -19,6 +19,7 @@ void sched_free_arrays(struct engine *e)
     free(b->segs);
     free(b->logit_row);
     free(e->row_seq);
+    spec_free_arrays(&e->spec);
     free(e->scratch.logits);
     free(e->scratch.items);
     memset(b, 0, sizeof *b);
@@ -42,7 +43,7 @@ enum rs_result sched_arrays(struct engine *e, struct rs_error *err)
     e->scratch.logits = calloc(e->model->hp.vocab, sizeof *e->scratch.logits);
     e->scratch.items = calloc(e->model->hp.vocab, sizeof *e->scratch.items);
     if (b->token != NULL && b->pos != NULL && b->seg != NULL && b->segs != NULL && b->logit_row != NULL && e->row_seq != NULL &&
-        e->scratch.logits != NULL && e->scratch.items != NULL)
+        e->scratch.logits != NULL && e->scratch.items != NULL && spec_arrays(&e->spec, c))
         return RS_OK;
     sched_free_arrays(e);
     return error_set(err, RS_ENOMEM, "out of memory for the batch");
@@ -52,7 +53,7 @@ void sched_release(struct engine *e, struct seq *s)
 {
     for (uint32_t i = 0; i < s->n_table; i++)
         kv_drop(&e->rt->kv, s->table[i]);
-    s->n_table = s->n_hashed = s->n_cached = 0;
+    s->n_table = s->n_hashed = s->n_cached = s->n_draft = 0;
     s->hash = 0;
 }
 
@@ -61,7 +62,7 @@ void sched_restart(struct engine *e)
     for (struct seq *s = e->seqs; s != NULL; s = s->next)
         if (s->state == SEQ_RUNNING) {
             s->state = SEQ_WAITING;
-            s->n_table = s->n_hashed = s->n_cached = 0; /* the old pool is gone with its blocks */
+            s->n_table = s->n_hashed = s->n_cached = s->n_draft = 0; /* the old pool is gone with its blocks */
             s->hash = 0;
         }
 }
@@ -118,6 +119,18 @@ static bool grow(struct engine *e, struct seq *s, uint32_t n)
     return true;
 }
 
+bool sched_room(struct engine *e, struct seq *s, uint32_t n)
+{
+    uint32_t need = (n + e->rt->kv.block - 1) / e->rt->kv.block;
+    while (s->n_table < need) {
+        int32_t b = kv_alloc(&e->rt->kv);
+        if (b < 0)
+            return false;
+        s->table[s->n_table++] = b;
+    }
+    return true;
+}
+
 static void add_rows(struct engine *e, struct seq *s, uint32_t n)
 {
     struct batch *b = &e->batch;
@@ -138,9 +151,9 @@ static void add_rows(struct engine *e, struct seq *s, uint32_t n)
     uint32_t last = s->n_cached + n;
     b->max_keys = last > b->max_keys ? last : b->max_keys;
     s->grew = true;
-    if (last == s->n) {
+    for (uint32_t at = s->n; at <= last; at++) { /* the row at position at - 1 tells the token at `at`: the next one, or whether a draft is right */
         e->row_seq[b->n_logits] = s;
-        b->logit_row[b->n_logits++] = (int32_t)b->n_rows - 1;
+        b->logit_row[b->n_logits++] = (int32_t)(b->n_rows - 1 - (last - at));
     }
 }
 
@@ -156,9 +169,13 @@ static uint32_t bucket(uint32_t n, uint32_t cap)
 static void serve(struct engine *e, struct seq *s)
 {
     struct batch *b = &e->batch;
-    uint32_t left = b->cap - b->n_rows, want = s->n - s->n_cached, n = want < left ? want : left;
-    if (n == 0 || (n == want && b->n_logits == b->cap_logits) || !grow(e, s, s->n_cached + n))
+    uint32_t left = b->cap - b->n_rows, logits = b->cap_logits - b->n_logits, known = s->n - s->n_cached, want = known + s->n_draft;
+    if (want > left || s->n_draft >= logits) /* drafts go first */
+        want = known;
+    uint32_t n = want < left ? want : left;
+    if (n == 0 || (n >= known && logits == 0) || !grow(e, s, s->n_cached + n))
         return;
+    s->n_draft = n > known ? n - known : 0;
     add_rows(e, s, n);
 }
 
@@ -173,7 +190,7 @@ bool sched_build(struct engine *e)
         s->grew = false;
         running += s->state == SEQ_RUNNING;
     }
-    for (struct seq *s = e->seqs; s != NULL; s = s->next) /* those that wait for one token */
+    for (struct seq *s = e->seqs; s != NULL; s = s->next) /* those that wait for one token, drafts or not */
         if (s->state == SEQ_RUNNING && s->n - s->n_cached == 1)
             serve(e, s);
     for (struct seq *s = e->seqs; s != NULL && b->n_rows < b->cap; s = s->next) { /* prompts, oldest first */
@@ -195,9 +212,24 @@ bool sched_build(struct engine *e)
     return b->n_rows != 0;
 }
 
+static void publish(struct kv *kv, struct seq *s)
+{
+    while ((s->n_hashed + 1) * kv->block <= s->n_cached) {
+        uint32_t at = s->n_hashed * kv->block;
+        s->hash = kv_hash(s->hash, s->tok + at, s->kind + at, kv->block);
+        kv_publish(kv, s->table[s->n_hashed], s->hash);
+        s->n_hashed++;
+    }
+}
+
+void sched_accept(struct engine *e, struct seq *s, uint32_t n)
+{
+    s->n_cached = n;
+    publish(&e->rt->kv, s);
+}
+
 void sched_commit(struct engine *e)
 {
-    struct kv *kv = &e->rt->kv;
     struct batch *b = &e->batch;
     for (struct seq *s = e->seqs; s != NULL; s = s->next) {
         if (!s->grew)
@@ -205,11 +237,8 @@ void sched_commit(struct engine *e)
         for (uint32_t g = 0; g < b->n_segs; g++)
             if (b->segs[g].table == s->table && b->segs[g].pos0 + b->segs[g].n_rows > s->n_cached)
                 s->n_cached = b->segs[g].pos0 + b->segs[g].n_rows;
-        while ((s->n_hashed + 1) * kv->block <= s->n_cached) {
-            uint32_t at = s->n_hashed * kv->block;
-            s->hash = kv_hash(s->hash, s->tok + at, s->kind + at, kv->block);
-            kv_publish(kv, s->table[s->n_hashed], s->hash);
-            s->n_hashed++;
-        }
+        if (s->n_cached > s->n) /* drafts count once they are known to be right */
+            s->n_cached = s->n;
+        publish(&e->rt->kv, s);
     }
 }

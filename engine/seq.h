@@ -26,6 +26,7 @@ struct seq {
     uint32_t n_cached;            /* rows whose cache is valid */
     uint32_t n_reused;            /* of the prompt, found in the cache */
     uint32_t n_out, max_out;
+    uint32_t n_draft;             /* guesses that stand in tok after the n known ones; the next step verifies them */
     int32_t *table;               /* [cap / block + 1] */
     uint32_t n_table, n_hashed;   /* blocks held; blocks already published (their chain's hash is `hash`) */
     uint64_t hash;
@@ -49,6 +50,9 @@ struct seq {
     /* all-reduce figures of this sequence's decode steps */
     double ar_us, step_us;
     uint32_t steps;
+    /* speculation: decode steps that verified drafts, drafts, those that were right, time in the NextN block */
+    uint32_t spec_steps, spec_drafted, spec_accepted;
+    double draft_us;
 };
 
 void seq_free(struct seq *s); /* NULL is allowed; blocks must have been dropped */

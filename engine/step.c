@@ -56,9 +56,12 @@ json_t *engine_state_json(const struct engine *e)
     json_t *o = json_object();
     json_object_set_new(o, "ranks", e->rt != NULL ? json_integer(e->rt->cfg.ranks) : json_null());
     json_object_set_new(o, "mode", json_string(e->graph ? "graph" : "eager"));
-    json_object_set_new(o, "armed", json_false());
+    json_object_set_new(o, "armed", json_boolean(brk_armed(e)));
+    json_object_set_new(o, "taps", json_integer(e->observe.set.n_obs));
+    json_object_set_new(o, "stopped", brk_where_json(e));
     json_object_set_new(o, "numerics", json_string(e->fast ? "fast" : "invariant"));
     json_object_set_new(o, "graph_guard", json_boolean(e->guard));
+    json_object_set_new(o, "spec", json_integer(e->spec.n));
     json_object_set_new(o, "generation", json_integer((json_int_t)e->patches.now.generation));
     json_object_set_new(o, "patches", patches_json(e));
     json_object_set_new(o, "steps", json_integer((json_int_t)e->steps));
@@ -96,6 +99,7 @@ static char *done_object(struct engine *e, struct seq *s)
     set_number(o, "prompt_ms", s->t_first != 0 ? (double)(s->t_first - s->t_start) / 1e3 : NAN);
     set_number(o, "decode_ms", s->t_first != 0 ? (double)(s->t_last - s->t_first) / 1e3 : NAN);
     set_number(o, "queue_ms", s->t_start != 0 ? (double)(s->t_start - s->t_submit) / 1e3 : NAN);
+    json_object_set_new(o, "spec", spec_seq_json(e, s));
     set_number(o, "tok_per_s", s->n_out > 1 && s->t_last > s->t_first ? (s->n_out - 1) * 1e6 / (double)(s->t_last - s->t_first) : NAN);
     json_object_set_new(o, "mode", json_string(e->graph ? "graph" : "eager"));
     json_object_set_new(o, "ranks", json_integer(e->rt->cfg.ranks));
@@ -283,6 +287,32 @@ static enum seq_stop advance(struct engine *e, struct seq *s, const float *logit
     return stop;
 }
 
+/* Take what the rows of one sequence say, from wanted row `first` on: its next token and, while its drafts turn out right, the tokens after it.
+ * Each token is chosen as it would be without drafts, from the same logits with the same random numbers. Returns how many rows there were. */
+static uint32_t take(struct engine *e, uint32_t first, uint32_t n_logits, uint64_t now, uint32_t *got)
+{
+    struct seq *s = e->row_seq[first];
+    uint32_t rows = 1, base = s->n, right = 0;
+    while (first + rows < n_logits && e->row_seq[first + rows] == s)
+        rows++;
+    for (uint32_t j = 0; j < rows; j++) {
+        int32_t draft = j + 1 < rows ? s->tok[base + j] : -1;
+        s->stop = advance(e, s, e->rt->backend->ops->logits(e->rt->backend, first + j), now);
+        ++*got;
+        if (s->n == base + j || s->tok[base + j] != draft)
+            break;
+        right++;
+        if (s->stop != SEQ_STOP_NONE)
+            break;
+    }
+    s->n_draft = 0;
+    if (rows > 1) {
+        spec_verified(e, s, rows - 1, right);
+        sched_accept(e, s, base + right);
+    }
+    return rows;
+}
+
 static void write_snapshot(struct engine *e, double wall_us)
 {
     struct rs_snapshot s = {.version = RS_PROTOCOL, .n_ranks = e->rt->cfg.ranks, .step = e->steps, .time_us = server_now_us(), .mode = e->graph,
@@ -304,24 +334,42 @@ static void write_snapshot(struct engine *e, double wall_us)
     snapshot_write(e->page, &s);
 }
 
-static enum rs_result run_batch(struct engine *e, const struct probe_set *probes, double *wall_us, struct rs_error *err)
+/* Watchpoints of a step that has run. A walk has already looked at each op as it passed. */
+static void check_watches(struct engine *e, bool walked, bool of_streams)
+{
+    const struct observe_spec *stop = walked || e->observe.n_binds == 0 ? NULL : observe_check(e, 0, e->rt->prog.n_ops);
+    if (stop != NULL && of_streams)
+        brk_hold_after_step(e, stop);
+}
+
+/* One step over e->batch. copies: single rows to be copied on the way (such steps run eager), or NULL. of_streams: breakpoints apply. */
+static enum rs_result run_batch(struct engine *e, const struct probe_set *copies, bool of_streams, double *wall_us, struct rs_error *err)
 {
     struct backend *b = e->rt->backend;
     enum rs_result rc = b->ops->reserve(b, e->batch.max_keys, err);
-    struct backend_step st = {.prog = &e->rt->prog, .choices = e->rt->choices, .batch = &e->batch, .probes = probes,
-                              .generation = probes != NULL ? UINT64_MAX : e->patches.now.generation, .graph = e->graph && probes == NULL,
-                              .graph_guard = e->guard, .fast = e->fast};
+    bool decode = true, walk = of_streams && (brk_armed(e) || (!e->graph && observe_may_stop(e)));
+    for (uint32_t g = 0; g < e->batch.n_segs; g++)
+        decode &= e->batch.segs[g].kind == BATCH_GENERATED;
+    struct probe_set *armed = observe_begin(e, !decode), both = armed != NULL ? *armed : (struct probe_set){0};
+    if (copies != NULL) {
+        both.n_copies = copies->n_copies;
+        both.copies = copies->copies;
+    }
+    struct backend_step st = {.prog = &e->rt->prog, .choices = e->rt->choices, .batch = &e->batch, .probes = copies != NULL ? &both : armed,
+                              .generation = e->patches.now.generation, .graph = e->graph && copies == NULL && !walk, .graph_guard = e->guard, .fast = e->fast,
+                              .hook = walk ? brk_hook : NULL, .hook_arg = e};
     if (rc != RS_OK)
         return rc;
     uint64_t t0 = server_now_us();
     rc = b->ops->step(b, &st, err);
     *wall_us = (double)(server_now_us() - t0);
-    if (rc != RS_OK)
+    if (rc != RS_OK) {
+        e->observe.steps[e->observe.set.slot].step = 0;
         return rc;
+    }
+    if (armed != NULL)
+        check_watches(e, walk, of_streams);
     e->steps++;
-    bool decode = true;
-    for (uint32_t g = 0; g < e->batch.n_segs; g++)
-        decode &= e->batch.segs[g].kind == BATCH_GENERATED;
     uint32_t n_ops;
     struct timing_step ts = {.prog = &e->rt->prog, .op_us = b->ops->op_us(b, &n_ops), .wall_us = *wall_us, .graph = st.graph, .decode = decode,
                              .rows = e->batch.n_rows};
@@ -340,12 +388,24 @@ static void count_rate(struct engine *e, uint32_t tokens, double us)
     e->rate = e->rate_us > 0 ? e->rate_tokens * 1e6 / e->rate_us : 0;
 }
 
+/* Streams that were cancelled while the step was held. */
+static void cancel_held(struct engine *e)
+{
+    for (uint32_t i = 0; i < e->brk.n_cancelled; i++)
+        for (struct seq *s = e->seqs; s != NULL; s = s->next)
+            if (s->id == e->brk.cancelled[i] && s->state != SEQ_DONE) {
+                step_finish(e, s, SEQ_STOP_CANCELLED);
+                break; /* the list may have been pruned */
+            }
+    e->brk.n_cancelled = 0;
+}
+
 void step_run(struct engine *e)
 {
     struct rs_error err;
     double wall;
     uint32_t n_logits = e->batch.n_logits;
-    enum rs_result rc = run_batch(e, NULL, &wall, &err);
+    enum rs_result rc = run_batch(e, NULL, true, &wall, &err);
     if (rc != RS_OK) {
         for (struct seq *s = e->seqs; s != NULL; s = s->next)
             if (s->grew && s->state == SEQ_RUNNING) {
@@ -357,24 +417,28 @@ void step_run(struct engine *e)
     }
     guard_enter();
     sched_commit(e);
+    spec_target(e, wall);
     uint64_t now = server_now_us();
     double ar = (double)timing_last(e->timing).share;
-    for (uint32_t i = 0; i < n_logits; i++) {
+    uint32_t got = 0;
+    for (uint32_t i = 0; i < n_logits;) {
         struct seq *s = e->row_seq[i];
         if (s->n_out > 0) {
             s->ar_us += ar * wall;
             s->step_us += wall;
             s->steps++;
         }
-        s->stop = advance(e, s, e->rt->backend->ops->logits(e->rt->backend, i), now);
+        i += take(e, i, n_logits, now, &got);
     }
-    count_rate(e, n_logits, wall);
+    count_rate(e, got, wall);
     write_snapshot(e, wall);
     server_flush(e->server);
     guard_leave();
     for (uint32_t i = 0; i < n_logits; i++) /* finishing frees only sequences that have finished, so later entries stay valid */
-        if (e->row_seq[i]->stop != SEQ_STOP_NONE)
+        if ((i == 0 || e->row_seq[i] != e->row_seq[i - 1]) && e->row_seq[i]->stop != SEQ_STOP_NONE)
             step_finish(e, e->row_seq[i], e->row_seq[i]->stop);
+    spec_draft(e);
+    cancel_held(e);
 }
 
 /* Negative log-likelihood of `next` under a row of logits. */
@@ -452,7 +516,7 @@ enum rs_result step_forward(struct engine *e, const int32_t *ids, uint32_t n, st
             b->logit_row[i] = (int32_t)i;
         }
         bool last = at + m == n;
-        rc = run_batch(e, last && probes.n_copies != 0 ? &probes : NULL, &wall, err);
+        rc = run_batch(e, last && probes.n_copies != 0 ? &probes : NULL, false, &wall, err);
         for (uint32_t i = 0; i < m && rc == RS_OK; i++) {
             const float *x = e->rt->backend->ops->logits(e->rt->backend, i);
             if (out->argmax != NULL)

@@ -17,7 +17,7 @@ static const struct {
      "'context':2048,'heads':8,'experts':16,'experts_used':4,'template':'[gMASK]<sop>{%- for m in messages -%}<|user|>','pre':'glm4',"
      "'types':{'Q8_0':30,'F32':40}}"},
     {"state",
-     "{'ranks':1,'mode':'graph','armed':false,'numerics':'invariant','graph_guard':true,'generation':0,'patches':{},'steps':0,'running':0,"
+     "{'ranks':1,'mode':'graph','armed':false,'numerics':'invariant','graph_guard':true,'spec':0,'generation':0,'patches':{},'steps':0,'running':0,"
      "'waiting':0,'ctx_used':0,'ctx_total':4096,'verdict':null,'reason':null}"},
     {"slots",
      "[{'slot':'mla','op_kinds':['mla'],'cost':'recapture','default':'absorbed','current':'absorbed','sites':[],"

@@ -13,10 +13,10 @@ static const struct {
     const char *name, *args;
 } s_methods[] = {
     {"hello", " protocol client control "},
-    {"open", " path ranks mode ctx max_seqs batch_tokens numerics patches graph_guard "},
+    {"open", " path ranks mode ctx max_seqs batch_tokens numerics patches graph_guard spec "},
     {"close", ""},
     {"info", ""},
-    {"set", " mode ranks numerics graph_guard "},
+    {"set", " mode ranks numerics graph_guard spec "},
     {"audit", " ranks split path "},
     {"patch.list", ""},
     {"patch.set", " slot impl site dry "},
@@ -107,7 +107,7 @@ static void do_open(struct rs_engine *e, uint32_t id, const json_t *args)
     json_object_update(model, json_object_get(e->script, "model"));
     json_object_set_new(e->info, "model", model);
     json_t *s = fake_canned("state");
-    static const char *const keys[] = {"ranks", "mode", "numerics", "graph_guard", "patches"};
+    static const char *const keys[] = {"ranks", "mode", "numerics", "graph_guard", "spec", "patches"};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         if (json_object_get(args, keys[i]) != NULL)
             json_object_set(s, keys[i], json_object_get(args, keys[i]));

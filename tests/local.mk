@@ -9,7 +9,9 @@ c_tests = \
 	tests/golden_test \
 	tests/invariance_test \
 	tests/matmul_test \
+	tests/probe_test \
 	tests/quant_test \
+	tests/spec_test \
 	tests/template_test \
 	tests/tui_test \
 	tests/vocab_file_test \
@@ -40,6 +42,10 @@ tests_gguf_mutate_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap
 # Tests of the running engine.
 engine_client = tests/engine_client.c tests/engine_client.h
 tests_golden_test_SOURCES = tests/golden_test.c $(engine_client)
+tests_spec_test_SOURCES = tests/spec_test.c $(engine_client)
+# Tests that talk to an engine in their own process.
+talk = tests/talk.c tests/talk.h
+tests_probe_test_SOURCES = tests/probe_test.c $(talk)
 
 # The console on an engine that plays a script (tests/fake_engine.h), and a terminal to run it at.
 fake_engine = tests/fake_canned.c tests/fake_engine.c tests/fake_engine.h tests/fake_methods.c engine/error.c
@@ -58,6 +64,8 @@ shell_tests = \
 	tests/boundaries.t \
 	tests/console_batch.t \
 	tests/console_cli.t \
+	tests/console_golden.t \
+	tests/console_kill.t \
 	tests/console_man.t \
 	tests/console_tty.t \
 	tests/pretok.t \
@@ -68,6 +76,7 @@ shell_tests = \
 # What tests read.
 EXTRA_DIST += $(shell_tests) \
 	tests/golden \
+	tests/console_golden.py \
 	tests/pretok_oracle.py \
 	tests/quant_gguf.py \
 	tests/tap.sh \

@@ -1,0 +1,202 @@
+/* engine/spec.c: with drafts and without, the text is the same. What drafts save is printed; it depends on the machine. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/engine_client.h"
+#include "tests/tap.h"
+
+enum { MAX_PROMPTS = 32 };
+
+struct setup {
+    struct rs_engine *e;
+    json_t *golden, *prompt[MAX_PROMPTS];
+    size_t n;
+};
+
+static struct ec_answer plain[MAX_PROMPTS], got[MAX_PROMPTS];
+
+static void open_model(const struct setup *t, int ranks, const char *mode)
+{
+    json_decref(ec_call(t->e, "open", "{\"path\":\"%s\",\"ranks\":%d,\"mode\":\"%s\"}", tap_source("models/tiny-glm5-q4.gguf"), ranks, mode));
+}
+
+/* Through "off", so that figures start anew. */
+static void set_drafts(const struct setup *t, int n)
+{
+    json_decref(ec_call(t->e, "set", "{\"spec\":0}"));
+    json_decref(ec_call(t->e, "set", "{\"spec\":%d}", n));
+}
+
+static json_t *figures(const struct setup *t)
+{
+    json_t *o = ec_call(t->e, "stats", "{}"), *s = json_incref(json_object_get(o, "spec"));
+    json_decref(o);
+    return s;
+}
+
+static double number(const json_t *o, const char *key)
+{
+    return json_number_value(json_object_get(o, key));
+}
+
+static void answer(const struct setup *t, size_t first, size_t n, const char *options, struct ec_answer *out)
+{
+    json_t *args[MAX_PROMPTS];
+    for (size_t i = 0; i < n; i++) {
+        args[i] = json_loads(options, 0, NULL);
+        json_object_set(args[i], "ids", t->prompt[first + i]);
+    }
+    ec_answers_free(n, out);
+    memset(out, 0, n * sizeof *out);
+    ec_answers(t->e, n, args, out);
+}
+
+static int differences(const struct ec_answer *a, const struct ec_answer *b, size_t n)
+{
+    int d = 0;
+    for (size_t i = 0; i < n; i++)
+        d += a[i].n == 0 || a[i].n != b[i].n || memcmp(a[i].ids, b[i].ids, a[i].n * sizeof a[i].ids[0]) != 0;
+    return d;
+}
+
+static const char GREEDY[] = "{\"temp\":0,\"max_tokens\":256}";
+
+/* All prompts one after the other; returns tokens per second of decoding. */
+static double one_by_one(const struct setup *t, struct ec_answer *out)
+{
+    double ms = 0, tokens = 0;
+    for (size_t i = 0; i < t->n; i++) {
+        answer(t, i, 1, GREEDY, &out[i]);
+        ms += number(out[i].done, "decode_ms");
+        tokens += number(out[i].done, "tokens") - 1;
+    }
+    return tokens / ms * 1e3;
+}
+
+/* The model stops at a token that is not delivered; the reference lists it. */
+static void test_golden(const struct setup *t, int drafts)
+{
+    int wrong = 0;
+    for (size_t i = 0; i < t->n; i++) {
+        json_t *want = json_object_get(json_array_get(json_object_get(t->golden, "prompts"), i), "greedy_ids");
+        bool same = json_array_size(want) == got[i].n + 1;
+        for (uint32_t k = 0; k < got[i].n && same; k++)
+            same = json_integer_value(json_array_get(want, k)) == got[i].ids[k];
+        wrong += !same;
+    }
+    tap_eq_int(wrong, 0, "%d drafts: greedy text of all golden prompts", drafts);
+}
+
+static void test_same_text(const struct setup *t, int ranks, const char *mode)
+{
+    static const int counts[] = {1, 3, 8};
+    open_model(t, ranks, mode);
+    double base = one_by_one(t, plain);
+    tap_diag("%d ranks, %s, no drafts: %.0f tokens/s", ranks, mode, base);
+    for (int i = 0; i < 3; i++) {
+        set_drafts(t, counts[i]);
+        double rate = one_by_one(t, got);
+        tap_eq_int(differences(plain, got, t->n), 0, "%d ranks, %s, %d drafts: the text without", ranks, mode, counts[i]);
+        if (ranks == 1)
+            test_golden(t, counts[i]);
+        json_t *s = figures(t);
+        tap_diag("%d drafts: %.0f tokens/s (%.2f times), acceptance %.3f, %.2f tokens a step, %.3f ms a target step, %.3f ms drafting", counts[i], rate,
+                 rate / base, number(s, "acceptance"), number(s, "tokens_per_step"), number(s, "target_ms_per_step"), number(s, "draft_ms_per_step"));
+        tap_ok(number(s, "accepted") > 0 && number(s, "tokens_per_step") > 1.3, "%d ranks, %s, %d drafts: some are right", ranks, mode, counts[i]);
+        json_decref(s);
+        answer(t, 0, t->n, GREEDY, got);
+        tap_eq_int(differences(plain, got, t->n), 0, "%d ranks, %s, %d drafts: all prompts together", ranks, mode, counts[i]);
+    }
+}
+
+static void test_sampling(const struct setup *t)
+{
+    const char *hot = "{\"temp\":1.5,\"repeat_penalty\":1.1,\"top_p\":0.9,\"seed\":7,\"max_tokens\":60}";
+    int told = 0;
+    open_model(t, 1, "graph");
+    answer(t, 0, t->n, hot, plain);
+    set_drafts(t, 2);
+    answer(t, 0, t->n, hot, got);
+    tap_eq_int(differences(plain, got, t->n), 0, "with a temperature the same seed gives the same text");
+    for (size_t i = 0; i < t->n; i++)
+        told += number(json_object_get(got[i].done, "spec"), "drafted") > 0;
+    tap_eq_int(told, (int)t->n, "every answer tells its figures");
+    answer(t, 0, 3, "{\"temp\":0,\"max_tokens\":5,\"ignore_eos\":true}", got);
+    tap_ok(got[0].n == 5 && got[1].n == 5 && got[2].n == 5, "max_tokens counts tokens, not steps");
+}
+
+/* Both readings of the hidden state, and a NextN block that computes nonsense: the text stays, acceptance falls, the alarm rises. */
+static void test_readings(const struct setup *t)
+{
+    double accepted[2];
+    open_model(t, 1, "graph");
+    one_by_one(t, plain);
+    for (int raw = 0; raw < 2; raw++) {
+        json_decref(ec_call(t->e, "patch.set", "{\"slot\":\"nextn.hidden\",\"impl\":\"%s\"}", raw ? "raw" : "normed"));
+        set_drafts(t, 3);
+        one_by_one(t, got);
+        tap_eq_int(differences(plain, got, t->n), 0, "hidden state %s: the same text", raw ? "raw" : "normed");
+        json_t *s = figures(t);
+        accepted[raw] = number(s, "accepted");
+        char *places = json_dumps(json_object_get(s, "acceptance_by_place"), JSON_REAL_PRECISION(3));
+        tap_diag("hidden state %s: acceptance by place %s", raw ? "raw" : "normed", places);
+        free(places);
+        json_decref(s);
+    }
+    tap_ok(accepted[0] >= accepted[1], "the default reading accepts more");
+    json_decref(ec_call(t->e, "patch.reset", "{}"));
+    set_drafts(t, 1);
+    one_by_one(t, got);
+    json_t *s = figures(t);
+    tap_ok(json_is_false(json_object_get(s, "alarm")), "no alarm while drafts are right");
+    json_decref(s);
+    json_decref(ec_call(t->e, "patch.set", "{\"slot\":\"slot_order\",\"impl\":\"file\",\"site\":\"blk.6.*\"}"));
+    one_by_one(t, got);
+    tap_eq_int(differences(plain, got, t->n), 0, "wrong drafts change no text");
+    json_decref(ec_call(t->e, "patch.set", "{\"slot\":\"slot_order\",\"impl\":\"file\"}"));
+    one_by_one(t, got);
+    one_by_one(t, got);
+    s = figures(t);
+    tap_diag("with mixed up slots everywhere: recent acceptance %.3f", number(s, "recent"));
+    tap_ok(json_is_true(json_object_get(s, "alarm")), "the alarm when acceptance collapses");
+    json_decref(s);
+    json_decref(ec_call(t->e, "patch.reset", "{}"));
+}
+
+/* The cache runs short while drafts hold blocks: sequences give way and come back, the text stays. */
+static void test_short_of_cache(const struct setup *t)
+{
+    for (int drafts = 0; drafts <= 3; drafts += 3) {
+        json_decref(ec_call(t->e, "open", "{\"path\":\"%s\",\"ctx\":160,\"spec\":%d}", tap_source("models/tiny-glm5-q4.gguf"), drafts));
+        answer(t, 0, t->n, "{\"temp\":0,\"max_tokens\":64,\"ignore_eos\":true}", drafts == 0 ? plain : got);
+    }
+    tap_eq_int(differences(plain, got, t->n), 0, "a cache of 160 tokens for all prompts: the same");
+}
+
+static void test_refusal(const struct setup *t)
+{
+    char msg[512];
+    json_decref(ec_call(t->e, "open", "{\"path\":\"%s\"}", tap_source("tests/golden/fixture-flash.gguf")));
+    tap_ok(ec_fails(t->e, msg, "set", "{\"spec\":1}") == RS_ESTATE && strstr(msg, "NextN") != NULL, "a model without a NextN block refuses: %s", msg);
+}
+
+int main(void)
+{
+    struct setup t = {.e = ec_open(), .golden = json_load_file(tap_source("tests/golden/golden-tiny.json"), 0, NULL)};
+    json_t *list = json_object_get(t.golden, "prompts");
+    t.n = json_array_size(list);
+    for (size_t i = 0; i < t.n; i++)
+        t.prompt[i] = json_object_get(json_array_get(list, i), "ids");
+    test_same_text(&t, 1, "graph");
+    test_same_text(&t, 1, "eager");
+    test_same_text(&t, 3, "graph");
+    test_sampling(&t);
+    test_readings(&t);
+    test_short_of_cache(&t);
+    test_refusal(&t);
+    ec_answers_free(t.n, plain);
+    ec_answers_free(t.n, got);
+    rs_engine_close(t.e);
+    json_decref(t.golden);
+    return tap_done();
+}
