@@ -131,8 +131,7 @@ struct runtime_config engine_default_config(const struct model *m)
     return (struct runtime_config){.ranks = 1, .split = SHARD_AUTO, .cache = KRN_CACHE_F16, .ctx = ctx, .max_seqs = 256, .batch_tokens = 512, .max_logits = 256};
 }
 
-/* moe.split and cache are patches, but they shape the layout. */
-static void layout_from_patches(const struct patch_table *t, struct runtime_config *cfg)
+void engine_layout(const struct patch_table *t, struct runtime_config *cfg)
 {
     const char *split = patch_current(t, SLOT_MOE_SPLIT), *cache = patch_current(t, SLOT_CACHE);
     cfg->split = strcmp(split, "tp") == 0 ? SHARD_TP : strcmp(split, "ep") == 0 ? SHARD_EP : SHARD_AUTO;
@@ -179,7 +178,7 @@ enum rs_result engine_load(struct engine *e, const char *path, const struct runt
     if (cfg.batch_tokens < cfg.max_seqs)
         cfg.max_seqs = cfg.batch_tokens;
     cfg.max_logits = cfg.max_seqs > 64 ? cfg.max_seqs : 64;
-    layout_from_patches(&e->patches.now, &cfg);
+    engine_layout(&e->patches.now, &cfg);
     rc = runtime_open(m, &cfg, &e->patches.now, e->pool, e->isa, &rt, err);
     if (rc != RS_OK) {
         model_close(m);
@@ -209,7 +208,7 @@ enum rs_result engine_relayout(struct engine *e, const struct runtime_config *cf
 {
     struct runtime *rt;
     struct runtime_config c = *cfg;
-    layout_from_patches(patches, &c);
+    engine_layout(patches, &c);
     enum rs_result rc = runtime_open(e->model, &c, patches, e->pool, e->isa, &rt, err);
     return rc == RS_OK ? adopt(e, rt, err) : rc;
 }

@@ -76,6 +76,8 @@ enum rs_result engine_relayout(struct engine *e, const struct runtime_config *cf
 /* Choices and graphs for a new patch table. */
 enum rs_result engine_repatch(struct engine *e, const struct patch_table *next, struct rs_error *err);
 
+/* moe.split and cache are patches, but they shape the layout: what a table says about it, into cfg. */
+void engine_layout(const struct patch_table *t, struct runtime_config *cfg);
 struct runtime_config engine_default_config(const struct model *m);
 
 /* sched.c */

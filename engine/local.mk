@@ -8,6 +8,8 @@ libengine_a_SOURCES = \
 	engine/batch.h \
 	engine/brk.c \
 	engine/brk.h \
+	engine/capture.c \
+	engine/capture.h \
 	engine/client.c \
 	engine/client.h \
 	engine/connect.c \
@@ -21,6 +23,8 @@ libengine_a_SOURCES = \
 	engine/cpu_linear.c \
 	engine/cpu_moe.c \
 	engine/cpu_probe.c \
+	engine/delta.c \
+	engine/delta.h \
 	engine/engine.c \
 	engine/engine.h \
 	engine/error.c \
@@ -47,6 +51,7 @@ libengine_a_SOURCES = \
 	engine/msg.h \
 	engine/msg_audit.c \
 	engine/msg_break.c \
+	engine/msg_diff.c \
 	engine/msg_gen.c \
 	engine/msg_model.c \
 	engine/msg_observe.c \
@@ -54,6 +59,8 @@ libengine_a_SOURCES = \
 	engine/msg_probe.c \
 	engine/msg_session.c \
 	engine/msg_util.h \
+	engine/npz.c \
+	engine/npz.h \
 	engine/observe.c \
 	engine/observe.h \
 	engine/op.c \

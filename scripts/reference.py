@@ -307,7 +307,8 @@ def main():
         sys.exit(0 if check(model, golden, name) else 1)
     logits, _, named = model.forward([int(i) for i in options.ids.split(',')], options.swap)
     if options.dump:
-        np.savez_compressed(options.dump, logits=logits, **named)
+        ids = np.array([int(i) for i in options.ids.split(',')], np.int32)
+        np.savez(options.dump, ids=ids, logits=logits, **named)
     p = softmax(logits[-1])
     entropy = -(p * np.log(p + 1e-30)).sum()
     print(f'next {int(p.argmax())} probability {p.max():.4f} entropy {entropy:.3f}')

@@ -3,6 +3,7 @@
 # C tests. Each is one source file: add its name here, sorted, and NAME_SOURCES below only if it needs more than NAME.c.
 c_tests = \
 	tests/console_test \
+	tests/diff_test \
 	tests/error_test \
 	tests/gguf_mutate \
 	tests/gguf_test \
@@ -45,6 +46,7 @@ tests_golden_test_SOURCES = tests/golden_test.c $(engine_client)
 tests_spec_test_SOURCES = tests/spec_test.c $(engine_client)
 # Tests that talk to an engine in their own process.
 talk = tests/talk.c tests/talk.h
+tests_diff_test_SOURCES = tests/diff_test.c $(talk)
 tests_probe_test_SOURCES = tests/probe_test.c $(talk)
 
 # The console on an engine that plays a script (tests/fake_engine.h), and a terminal to run it at.
