@@ -23,8 +23,8 @@ static double now(void)
 struct bench {
     const struct krn_cpu_matmul *isa;
     struct krn_matmul m;
-    size_t matrix_bytes, matrices;
-    uint8_t *weights;
+    size_t matrix_bytes, matrices, packed_bytes;
+    uint8_t *weights, *packed;
 };
 
 /* Seconds per call. */
@@ -37,6 +37,7 @@ static double measure(const struct bench *b, void (*multiply)(const struct krn_m
         for (size_t i = 0; i < calls; i++) {
             struct krn_matmul m = b->m;
             m.w = b->weights + next * b->matrix_bytes;
+            m.packed = b->packed != NULL ? b->packed + next * b->packed_bytes : NULL;
             next = (next + 1) % b->matrices;
             multiply(&m);
         }
@@ -49,6 +50,16 @@ static double measure(const struct bench *b, void (*multiply)(const struct krn_m
         best = fmin(best, seconds / (double)calls);
     }
     return best;
+}
+
+static void pack(struct bench *b, uint32_t type, size_t k, size_t rows)
+{
+    b->packed_bytes = krn_packed_bytes(type, rows, k);
+    b->packed = aligned_alloc(64, b->matrices * b->packed_bytes);
+    if (b->packed == NULL)
+        abort();
+    for (size_t i = 0; i < b->matrices; i++)
+        krn_pack(type, b->weights + i * b->matrix_bytes, krn_row_bytes(type, k), rows, k, b->packed + i * b->packed_bytes);
 }
 
 static void bench_type(const struct krn_cpu_matmul *isa, uint32_t type, size_t k, size_t rows, size_t kilobytes)
@@ -70,8 +81,12 @@ static void bench_type(const struct krn_cpu_matmul *isa, uint32_t type, size_t k
         memcpy(b.weights + i * b.matrix_bytes, b.weights, b.matrix_bytes);
     for (size_t j = 0; j < MAX_COLS; j++)
         isa->quantise_row(x + j * k, q8 + j * krn_q8_row_bytes(k), k);
-    for (int f32 = info->quantised ? 0 : 1; f32 < 2; f32++) {
-        printf("%-8s %-6s %-4s k %5zu rows %5zu ", isa->name, info->name, f32 ? "f32" : "int8", k, rows);
+    /* path 0: int8, 1: f32, 2: int8 from packed weights */
+    for (int path = info->quantised ? 0 : 1; path < (isa->reads_packed && krn_packed_bytes(type, rows, k) != 0 ? 3 : 2); path++) {
+        bool f32 = path == 1;
+        if (path == 2)
+            pack(&b, type, k, rows);
+        printf("%-8s %-6s %-6s k %5zu rows %5zu ", isa->name, info->name, f32 ? "f32" : path == 2 ? "packed" : "int8", k, rows);
         for (size_t c = 0; c < sizeof columns / sizeof columns[0]; c++) {
             b.m = (struct krn_matmul){
                 .type = type, .w_stride = krn_row_bytes(type, k), .k = k, .row1 = rows, .n_cols = columns[c], .y = y, .y_stride = rows};
@@ -87,6 +102,7 @@ static void bench_type(const struct krn_cpu_matmul *isa, uint32_t type, size_t k
         }
         printf("\n");
     }
+    free(b.packed);
     free(b.weights);
     free(x);
     free(y);

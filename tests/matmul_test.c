@@ -279,6 +279,38 @@ static int stride_faults(const struct krn_cpu_matmul *isa, const struct problem 
     return faults;
 }
 
+/* Packed weights: the same bits, from whatever multiple of 16 rows on; and from any other row, where they do not serve. The file's form is
+ * out of reach where it must not be read. */
+static int packed_faults(const struct krn_cpu_matmul *isa, const struct problem *p, const float *want)
+{
+    size_t rows = p->m.row1, cols = p->m.n_cols, bytes = krn_packed_bytes(p->m.type, rows, p->m.k);
+    uint8_t *packed = must(aligned_alloc(64, bytes + 64));
+    float *y = must(malloc(rows * cols * sizeof *y));
+    struct krn_matmul m = p->m;
+    int faults = 0;
+    memset(packed, 0xFF, bytes + 64);
+    krn_pack(m.type, m.w, m.w_stride, rows, m.k, packed);
+    faults += packed[bytes] != 0xFF || packed[bytes + 63] != 0xFF;
+    m.packed = packed;
+    m.y = y;
+    for (size_t n = 1; n <= cols; n = n < 9 ? n + 1 : n == cols ? cols + 1 : cols)
+        for (size_t row = 0; row < rows; row += row % 2 == 0 && row + 16 < rows ? 16 : 9) {
+            m.n_cols = n;
+            m.row0 = row;
+            m.w = isa->reads_packed && row % 16 == 0 ? NULL : p->m.w;
+            poison(y, rows * cols);
+            multiply(isa, p, &m);
+            for (size_t j = 0; j < n; j++) {
+                faults += memcmp(&y[j * rows + row], &want[j * rows + row], (rows - row) * sizeof *y) != 0;
+                for (size_t r = 0; r < row; r++)
+                    faults += !poisoned(&y[j * rows + r]);
+            }
+        }
+    free(packed);
+    free(y);
+    return faults;
+}
+
 /* ---- tests ---- */
 
 static const uint32_t all_types[] = {KRN_F32,  KRN_F16,  KRN_BF16, KRN_Q4_0, KRN_Q4_1, KRN_Q5_0,   KRN_Q5_1,  KRN_Q8_0,
@@ -299,7 +331,8 @@ static void test_type(const struct krn_cpu_matmul *isa, uint32_t type, bool q8)
 {
     const struct krn_type_info *info = krn_type_info(type);
     const struct krn_cpu_matmul *portable = krn_cpu_matmul(KRN_ISA_PORTABLE);
-    int differs = 0, parts = 0, epilogue = 0, memory = 0;
+    int differs = 0, parts = 0, epilogue = 0, memory = 0, packed = 0;
+    bool packs = q8 && krn_packed_bytes(type, 16, 256) != 0;
     double worst = 0;
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
         struct problem p = problem_new(type, q8, fitting_k(info, shapes[s].k, s % 2 != 0), shapes[s].rows, shapes[s].cols);
@@ -310,6 +343,7 @@ static void test_type(const struct krn_cpu_matmul *isa, uint32_t type, bool q8)
             parts += part_faults(isa, &p, y);
         epilogue += epilogue_faults(isa, &p, y) + same_place_faults(isa, &p, y);
         memory += fence_faults(isa, &p, y) + stride_faults(isa, &p, y);
+        packed += packs ? packed_faults(isa, &p, y) : 0;
         free(y);
         free(reference);
         problem_free(&p);
@@ -319,6 +353,8 @@ static void test_type(const struct krn_cpu_matmul *isa, uint32_t type, bool q8)
     tap_eq_int(parts, 0, "%s %s %s: any rows, columns and places give the same bits", isa->name, info->name, path);
     tap_eq_int(epilogue, 0, "%s %s %s: scale and accumulate", isa->name, info->name, path);
     tap_eq_int(memory, 0, "%s %s %s: neither reads past the ends nor depends on the stride", isa->name, info->name, path);
+    if (packs)
+        tap_eq_int(packed, 0, "%s %s: packed weights give the same bits", isa->name, info->name);
     if (isa != portable)
         tap_eq_int(differs, 0, "%s %s %s: the bits of the portable version", isa->name, info->name, path);
 }
@@ -390,7 +426,7 @@ static void test_empty(const struct krn_cpu_matmul *isa)
 int main(void)
 {
     static const char *const names[] = {"portable", "avx2", "avx512"};
-    enum { CASES = 15 + 12, PER_ISA = 5 * CASES + 3 };
+    enum { CASES = 15 + 12, PACKED = 10, PER_ISA = 5 * CASES + PACKED + 3 };
     int plan = 1 - CASES; /* the portable version is not compared with itself */
     for (int i = 0; i < KRN_ISA_COUNT; i++)
         plan += krn_cpu_matmul((enum krn_isa)i) != NULL ? PER_ISA : 1;

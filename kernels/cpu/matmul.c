@@ -46,6 +46,72 @@ enum krn_isa krn_cpu_best(void)
     return isa;
 }
 
+/* ---- packed weights ---- */
+
+static size_t min_size(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Where a block has its two-byte scale, if that is what keeps the rest from being whole words; -1 else. */
+static int apart(uint32_t type)
+{
+    return type == KRN_Q8_0 || type == KRN_Q4_0 || type == KRN_IQ4_NL ? 0 : type == KRN_Q6_K ? 208 : -1;
+}
+
+/* A chunk is: every word of every block, 16 rows wide, in the order of the file but without the scales that stand apart; then those. */
+size_t krn_packed_chunk_bytes(uint32_t type, size_t n)
+{
+    const struct krn_type_info *info = krn_type_info(type);
+    size_t blocks = n / info->block_elems, half = apart(type) >= 0 ? sizeof(uint16_t) : 0;
+    return blocks * (info->block_bytes - half) * PANEL_ROWS + (blocks * half * PANEL_ROWS + 63) / 64 * 64;
+}
+
+static size_t packed_panel_bytes(uint32_t type, size_t k)
+{
+    return k / CHUNK_K * krn_packed_chunk_bytes(type, CHUNK_K) + (k % CHUNK_K != 0 ? krn_packed_chunk_bytes(type, k % CHUNK_K) : 0);
+}
+
+size_t krn_packed_bytes(uint32_t type, size_t rows, size_t k)
+{
+    const struct krn_type_info *info = krn_type_info(type);
+    if (!info->quantised || k == 0 || (info->block_bytes % sizeof(uint32_t) != 0 && apart(type) < 0))
+        return 0;
+    return (rows + PANEL_ROWS - 1) / PANEL_ROWS * packed_panel_bytes(type, k);
+}
+
+static void pack_block(uint32_t type, const uint8_t *block, size_t lane, uint8_t *words, uint8_t *half)
+{
+    size_t bytes = krn_type_info(type)->block_bytes;
+    int at = apart(type);
+    for (size_t i = 0; i < bytes;) {
+        if ((int)i == at) {
+            memcpy(half + lane * sizeof(uint16_t), block + i, sizeof(uint16_t));
+            i += sizeof(uint16_t);
+            continue;
+        }
+        memcpy(words + lane * sizeof(uint32_t), block + i, sizeof(uint32_t));
+        words += PANEL_ROWS * sizeof(uint32_t);
+        i += sizeof(uint32_t);
+    }
+}
+
+void krn_pack(uint32_t type, const uint8_t *w, size_t w_stride, size_t rows, size_t k, uint8_t *out)
+{
+    const struct krn_type_info *info = krn_type_info(type);
+    size_t half = apart(type) >= 0 ? sizeof(uint16_t) : 0, block_bytes = (info->block_bytes - half) * PANEL_ROWS;
+    memset(out, 0, krn_packed_bytes(type, rows, k)); /* rows beyond the last */
+    for (size_t row = 0; row < rows; row += PANEL_ROWS)
+        for (size_t at = 0; at < k; at += CHUNK_K) {
+            size_t blocks = min_size(CHUNK_K, k - at) / info->block_elems;
+            for (size_t r = 0; r < min_size(PANEL_ROWS, rows - row); r++)
+                for (size_t b = 0; b < blocks; b++)
+                    pack_block(type, w + (row + r) * w_stride + krn_row_bytes(type, at) + b * info->block_bytes, r, out + b * block_bytes,
+                               out + blocks * block_bytes + b * half * PANEL_ROWS);
+            out += krn_packed_chunk_bytes(type, min_size(CHUNK_K, k - at));
+        }
+}
+
 /* ---- driver ---- */
 
 enum { PREFETCH_COLS = 32 };
@@ -56,14 +122,11 @@ struct job {
     const struct krn_panel_ops *ops;
     struct krn_quant_form form; /* of quantised weights */
     size_t chunk_bytes;         /* of a whole chunk in a row of weights */
+    size_t packed_bytes;        /* of a whole packed chunk, */
+    size_t panel_bytes;         /* and of a packed panel */
     size_t col, n_cols;         /* the columns at hand */
     const uint8_t *x[BLOCK_COLS];
 };
-
-static size_t min_size(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
 
 static void load_panel(const struct job *job, struct krn_rows rows, size_t n, void *panel, bool f32)
 {
@@ -84,7 +147,7 @@ __attribute__((noinline)) static void load_part_panel(const struct job *job, str
             memcpy(copy[r], rows.w + r * rows.stride, bytes);
         else
             memset(copy[r], 0, bytes);
-    load_panel(job, (struct krn_rows){copy[0], sizeof copy[0]}, n, panel, f32);
+    load_panel(job, (struct krn_rows){.w = copy[0], .stride = sizeof copy[0]}, n, panel, f32);
 }
 
 /* With few columns the weights are what takes time; ask for those of the next block while this one is multiplied. Inline, because the
@@ -104,8 +167,15 @@ static inline __attribute__((always_inline)) void prefetch(const struct job *job
 static void load(const struct job *job, size_t row, size_t n_rows, size_t k, size_t n, void *panel, bool f32)
 {
     const struct krn_matmul *m = job->m;
+    if (m->packed != NULL && !f32) { /* its last panel is whole: no part panels */
+        const uint8_t *p = krn_packed_panel(m, row, job->panel_bytes) + k / CHUNK_K * job->packed_bytes;
+        for (size_t at = 0; at < job->packed_bytes && m->n_cols <= PREFETCH_COLS; at += 64)
+            __builtin_prefetch(p + BLOCK_PANELS * job->panel_bytes + at, 0, 2);
+        job->ops->unpack_packed(m->type, p, n, panel);
+        return;
+    }
     prefetch(job, row + BLOCK_ROWS, k);
-    struct krn_rows rows = {m->w + row * m->w_stride + k / CHUNK_K * job->chunk_bytes, m->w_stride};
+    struct krn_rows rows = {.w = m->w + row * m->w_stride + k / CHUNK_K * job->chunk_bytes, .stride = m->w_stride};
     if (n_rows == PANEL_ROWS)
         load_panel(job, rows, n, panel, f32);
     else
@@ -189,6 +259,10 @@ static void drive(struct job *job, void (*block)(const struct job *job, size_t r
 {
     const struct krn_matmul *m = job->m;
     job->chunk_bytes = krn_row_bytes(m->type, CHUNK_K);
+    if (m->packed != NULL) {
+        job->packed_bytes = krn_packed_chunk_bytes(m->type, CHUNK_K);
+        job->panel_bytes = packed_panel_bytes(m->type, m->k);
+    }
     for (size_t col = 0; col < m->n_cols; col += BLOCK_COLS) {
         set_columns(job, col);
         for (size_t r = row; r < m->row1; r += BLOCK_ROWS)
@@ -196,8 +270,12 @@ static void drive(struct job *job, void (*block)(const struct job *job, size_t r
     }
 }
 
-void krn_matmul_drive_q8(const struct krn_matmul *m, const struct krn_panel_ops *ops)
+void krn_matmul_drive_q8(const struct krn_matmul *whole, const struct krn_panel_ops *ops)
 {
+    struct krn_matmul copy = *whole;
+    const struct krn_matmul *m = &copy;
+    if (copy.row0 % PANEL_ROWS != 0 || ops->unpack_packed == NULL)
+        copy.packed = NULL;
     struct job job = {.m = m, .ops = ops, .form = krn_quant_form(m->type)};
     size_t row = m->row0;
     if (m->n_cols == 1 && ops->gemv_q8 != NULL && m->row0 < m->row1) {

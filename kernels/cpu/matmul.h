@@ -22,6 +22,7 @@ enum krn_isa { KRN_ISA_PORTABLE, KRN_ISA_AVX2, KRN_ISA_AVX512, KRN_ISA_COUNT };
 struct krn_matmul {
     uint32_t type;          /* of the weights; one that computes */
     const uint8_t *w;       /* row 0; no alignment needed */
+    const uint8_t *packed;  /* NULL, or the same weights as krn_pack() writes them: q8 may read these instead, where row0 is a multiple of 16 */
     size_t w_stride;        /* bytes from one row to the next; more than a packed row where w is a slice of columns */
     size_t k;               /* inputs; a multiple of the type's block (and of 32 for q8) */
     size_t row0, row1;      /* rows to compute: row0 <= row < row1. Other rows are not read */
@@ -39,11 +40,20 @@ struct krn_matmul {
 struct krn_cpu_matmul {
     const char *name;
     enum krn_isa isa;
+    bool reads_packed;
     void (*quantise_row)(const float *x, void *q8, size_t k);              /* as krn_q8_quant_row */
     void (*q8)(const struct krn_matmul *m);                                /* int8 activations; every quantised type that computes */
     void (*f32)(const struct krn_matmul *m);                               /* f32 activations; every type that computes */
     void (*dequant)(uint32_t type, const void *src, float *dst, size_t n); /* as krn_dequant_row */
 };
+
+/* A second form of a quantised matrix: what stands in 16 rows at the same place lies side by side, so that a vector unit reads one stream and has
+ * nothing to turn. As large as the file's form but for padding, and faster where weights come from a cache. The results are the same bits.
+ * Bytes of that form, a multiple of 64; 0: the type has none. */
+size_t krn_packed_bytes(uint32_t type, size_t rows, size_t k);
+
+/* Write it. out is aligned to 64. */
+void krn_pack(uint32_t type, const uint8_t *w, size_t w_stride, size_t rows, size_t k, uint8_t *out);
 
 /* NULL if this build or this processor lacks it. */
 const struct krn_cpu_matmul *krn_cpu_matmul(enum krn_isa isa);

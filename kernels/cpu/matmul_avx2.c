@@ -112,7 +112,7 @@ static void quantise_row(const float *x, void *q8, size_t k)
 /* ---- table ---- */
 
 static const struct krn_panel_ops ops = {
-    .unpack = unpack, .tile_q8 = tile_q8, .unpack_f32 = unpack_f32, .expand = expand, .column_f32 = column_f32, .tile_f32 = tile_f32, .gemv_q8 = gemv_q8,
+    .unpack = unpack, .unpack_packed = unpack_packed, .tile_q8 = tile_q8, .unpack_f32 = unpack_f32, .expand = expand, .column_f32 = column_f32, .tile_f32 = tile_f32, .gemv_q8 = gemv_q8,
 };
 
 static void avx2_q8(const struct krn_matmul *m)
@@ -128,6 +128,7 @@ static void avx2_f32(const struct krn_matmul *m)
 static const struct krn_cpu_matmul avx2 = {
     .name = "avx2",
     .isa = KRN_ISA_AVX2,
+    .reads_packed = true,
     .quantise_row = quantise_row,
     .q8 = avx2_q8,
     .f32 = avx2_f32,

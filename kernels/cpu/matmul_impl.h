@@ -35,15 +35,19 @@ struct krn_sums {
     _Alignas(64) float v[BLOCK_COLS][BLOCK_ROWS];
 };
 
-/* PANEL_ROWS rows of a chunk as they lie in memory: row r at w + r * stride. */
+/* PANEL_ROWS rows of a chunk as they lie in memory: row r at w + r * stride; or a packed chunk, of which `lane` says the first row at hand. */
 struct krn_rows {
     const uint8_t *w;
     size_t stride;
+    bool packed;
+    size_t lane;
 };
 
 /* One ISA's operations on n weights of K: a multiple of 32 where q8 activations or quantised weights are concerned, else anything up to 256. */
 struct krn_panel_ops {
     void (*unpack)(uint32_t type, struct krn_rows rows, size_t n, struct krn_panel *p);
+    /* The same from a packed chunk. NULL: this version has no use for packed weights. */
+    void (*unpack_packed)(uint32_t type, const uint8_t *w, size_t n, struct krn_panel *p);
     /* Multiply `panels` panels by n_cols columns and add to sums. x points at the starts of q8 rows, where the chunk's first value lies
      * `offset` bytes on and its first krn_q8_block `blocks` bytes on. */
     void (*tile_q8)(struct krn_quant_form form, const struct krn_panel *p, size_t panels, size_t n, const uint8_t *const *x, size_t offset,
@@ -60,6 +64,15 @@ struct krn_panel_ops {
     /* Rows row..end-1, a whole number of panels, times one column x: y[row] = scale * sum, or +=. NULL: there is nothing faster than tiles. */
     void (*gemv_q8)(const struct krn_matmul *m, size_t row, size_t end, const uint8_t *x, float *y, float scale);
 };
+
+/* Bytes of a packed panel's chunk of n weights of K. */
+size_t krn_packed_chunk_bytes(uint32_t type, size_t n);
+
+/* The packed panel that holds `row`. */
+static inline const uint8_t *krn_packed_panel(const struct krn_matmul *m, size_t row, size_t panel_bytes)
+{
+    return m->packed + row / PANEL_ROWS * panel_bytes;
+}
 
 void krn_matmul_drive_q8(const struct krn_matmul *m, const struct krn_panel_ops *ops);
 void krn_matmul_drive_f32(const struct krn_matmul *m, const struct krn_panel_ops *ops);

@@ -24,6 +24,15 @@ static void unpack(uint32_t type, struct krn_rows rows, size_t n, struct krn_pan
     }
 }
 
+/* Types that krn_packed_bytes() has no form for do not come here. */
+static void unpack_packed(uint32_t type, const uint8_t *w, size_t n, struct krn_panel *p)
+{
+    for (size_t lane = 0; lane < PANEL_ROWS; lane += LANES) {
+        struct sink s = sink_at(p, lane);
+        unpack_type(type, (struct krn_rows){.w = w, .packed = true, .lane = lane}, n, &s, true);
+    }
+}
+
 /* Start of the integer sum of a group: all of a block of activations, or its lower or upper half. */
 INLINE vint zero_points(const struct krn_q8_block *block, const int group, const int upper, const unsigned shift)
 {
@@ -106,7 +115,7 @@ INLINE void gemv_type(const struct krn_matmul *m, size_t row, size_t end, const 
         scout_step(&scout, chunk_bytes, false);
     for (; row < end; row += LANES) {
         vflt sum = f_all(0);
-        struct krn_rows rows = {m->w + row * m->w_stride, m->w_stride};
+        struct krn_rows rows = {.w = m->w + row * m->w_stride, .stride = m->w_stride};
         for (size_t k = 0; k < m->k; k += CHUNK_K) {
             size_t n = m->k - k < CHUNK_K ? m->k - k : CHUNK_K;
             s.x = (const int8_t *)x + k;
@@ -122,10 +131,49 @@ INLINE void gemv_type(const struct krn_matmul *m, size_t row, size_t end, const 
     }
 }
 
+enum { PACKED_AHEAD = 4096 }; /* bytes between what is multiplied and what is asked for */
+
+/* As gemv_type, from packed weights. */
+INLINE void gemv_packed_type(const struct krn_matmul *m, size_t row, size_t end, const uint8_t *x, float *y, float scale, const uint32_t type,
+                             const int group, const bool minima, const unsigned shift)
+{
+    struct krn_panel p;
+    vint dots[CHUNK_K / 16];
+    struct sink s = sink_at(&p, 0);
+    const struct krn_q8_block *blocks = (const struct krn_q8_block *)(x + krn_q8_blocks_offset(m->k));
+    const size_t whole = krn_packed_chunk_bytes(type, CHUNK_K), rest = m->k % CHUNK_K != 0 ? krn_packed_chunk_bytes(type, m->k % CHUNK_K) : 0;
+    const uint8_t *w = krn_packed_panel(m, row, m->k / CHUNK_K * whole + rest);
+    s.dots = dots;
+    for (; row < end; row += PANEL_ROWS) {
+        vflt sum[PANEL_ROWS / LANES];
+        for (size_t i = 0; i < PANEL_ROWS / LANES; i++)
+            sum[i] = f_all(0);
+        for (size_t k = 0; k < m->k; k += CHUNK_K) {
+            size_t n = m->k - k < CHUNK_K ? m->k - k : CHUNK_K, bytes = n == CHUNK_K ? whole : rest;
+            s.x = (const int8_t *)x + k;
+            for (size_t at = 0; at < bytes; at += 64)
+                _mm_prefetch(w + PACKED_AHEAD + at, _MM_HINT_T0);
+            for (size_t i = 0; i < PANEL_ROWS / LANES; i++) {
+                unpack_type(type, (struct krn_rows){.w = w, .packed = true, .lane = i * LANES}, n, &s, false);
+                sum[i] = add_groups(sum[i], &s, blocks + k / 32, n, group, minima, shift);
+            }
+            w += bytes;
+        }
+        for (size_t i = 0; i < PANEL_ROWS / LANES; i++) {
+            float *to = y + row + i * LANES;
+            sum[i] = f_mul(sum[i], f_all(scale));
+            f_storeu(to, m->accumulate ? f_add(f_loadu(to), sum[i]) : sum[i]);
+        }
+    }
+}
+
 #define GEMV(type, group, minima, shift)                                                                                                   \
     static void gemv_##type(const struct krn_matmul *m, size_t row, size_t end, const uint8_t *x, float *y, float scale)                   \
     {                                                                                                                                      \
-        gemv_type(m, row, end, x, y, scale, KRN_##type, group, minima, shift);                                                             \
+        if (m->packed != NULL)                                                                                                             \
+            gemv_packed_type(m, row, end, x, y, scale, KRN_##type, group, minima, shift);                                                  \
+        else                                                                                                                               \
+            gemv_type(m, row, end, x, y, scale, KRN_##type, group, minima, shift);                                                         \
     }
 GEMV(Q4_0, 32, false, 3)
 GEMV(Q4_1, 32, true, 0)
@@ -158,7 +206,7 @@ static void turn_tail(struct krn_rows rows, size_t at, size_t bytes_left, vint t
     _Alignas(64) uint8_t copy[LANES][32] = {{0}};
     for (size_t r = 0; r < LANES; r++)
         memcpy(copy[r], rows.w + at + r * rows.stride, bytes_left);
-    turn32((struct krn_rows){copy[0], sizeof copy[0]}, 0, t);
+    turn32((struct krn_rows){.w = copy[0], .stride = sizeof copy[0]}, 0, t);
 }
 
 INLINE void unpack_floats(const uint32_t type, struct krn_rows rows, size_t n, struct krn_panel_f32 *p, size_t lane)

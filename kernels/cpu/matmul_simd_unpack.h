@@ -54,6 +54,31 @@ INLINE vflt signed_byte_of(vint v, unsigned i)
     return v_float(v_sra32(i == 3 ? v : v_sll32(v, 24 - 8 * i), 24));
 }
 
+/* Words of a packed chunk, beginning with byte `at` of a row's own. */
+INLINE vint packed_word(struct krn_rows rows, size_t at)
+{
+    return v_load(rows.w + at * PANEL_ROWS + rows.lane * sizeof(uint32_t));
+}
+
+/* 16 bytes of each row that begin at `at`, as 4 vectors of words. */
+INLINE void words16(struct krn_rows rows, size_t at, vint t[4])
+{
+    if (!rows.packed)
+        turn16(rows, at, t);
+    else
+        UNROLL(4) for (size_t i = 0; i < 4; i++)
+            t[i] = packed_word(rows, at + 4 * i);
+}
+
+INLINE void words32(struct krn_rows rows, size_t at, vint t[8])
+{
+    if (!rows.packed)
+        turn32(rows, at, t);
+    else
+        UNROLL(8) for (size_t i = 0; i < 8; i++)
+            t[i] = packed_word(rows, at + 4 * i);
+}
+
 /* Numbers of each row. Copied by the integer side, which otherwise has little to do; volatile keeps the compiler from building vectors of them,
  * which costs the shuffle unit. */
 INLINE void gather16(struct krn_rows rows, size_t at, volatile uint16_t h[LANES])
@@ -78,11 +103,40 @@ INLINE void gather32(struct krn_rows rows, size_t at, volatile uint32_t h[LANES]
 
 enum { MAX_GROUPS32 = CHUNK_K / 32 };
 
-/* Scales lie `step` bytes apart. */
-INLINE void small_scales(struct krn_rows rows, size_t step, size_t groups, uint16_t h[][LANES])
+/* Formats that begin with a half, which packed blocks have apart: `bytes` of a block in either form, and where its codes begin. */
+INLINE size_t block_of(struct krn_rows rows, size_t bytes)
 {
+    return rows.packed ? bytes - 2 : bytes;
+}
+
+INLINE size_t codes_of(struct krn_rows rows)
+{
+    return rows.packed ? 0 : 2;
+}
+
+/* Scales of the groups, `bytes` apart where they are not packed. */
+INLINE void small_scales(struct krn_rows rows, size_t bytes, size_t groups, uint16_t h[][LANES])
+{
+    if (!rows.packed)
+        for (size_t g = 0; g < groups; g++)
+            gather16(rows, g * bytes, h[g]);
+}
+
+/* Set them, from h or from where they lie. */
+INLINE void set_small_scales(struct krn_rows rows, size_t bytes, size_t groups, uint16_t h[][LANES], const struct sink *s)
+{
+    const uint16_t *packed = (const uint16_t *)(const void *)(rows.w + groups * (bytes - 2) * PANEL_ROWS) + rows.lane;
     for (size_t g = 0; g < groups; g++)
-        gather16(rows, g * step, h[g]);
+        set_a(s, g, f_halves(rows.packed ? packed + g * PANEL_ROWS : h[g]));
+}
+
+/* A word of each row. */
+INLINE void word_of(struct krn_rows rows, size_t at, uint32_t h[LANES])
+{
+    if (rows.packed)
+        v_store(h, packed_word(rows, at));
+    else
+        gather32(rows, at, h);
 }
 
 INLINE void unpack_q8_0(struct krn_rows rows, size_t n, const struct sink *s, const bool pack)
@@ -91,14 +145,13 @@ INLINE void unpack_q8_0(struct krn_rows rows, size_t n, const struct sink *s, co
     small_scales(rows, 34, n / 32, h);
     for (size_t g = 0; g < n / 32; g++) {
         vint t[8];
-        turn32(rows, 34 * g + 2, t);
+        words32(rows, block_of(rows, 34) * g + codes_of(rows), t);
         UNROLL(8) for (int i = 0; i < 8; i++)
             t[i] = v_code_of_int8(t[i]);
         emit(s, pack, 2 * g, t, 8);
         emit(s, pack, 2 * g + 1, t + 4, 8);
     }
-    for (size_t g = 0; g < n / 32; g++)
-        set_a(s, g, f_halves(h[g]));
+    set_small_scales(rows, 34, n / 32, h, s);
 }
 
 /* Low nibbles of 16 bytes are one slot, high nibbles the next. */
@@ -130,11 +183,10 @@ INLINE void unpack_q4_0(struct krn_rows rows, size_t n, const struct sink *s, co
     small_scales(rows, 18, n / 32, h);
     for (size_t g = 0; g < n / 32; g++) {
         vint t[4];
-        turn16(rows, 18 * g + 2, t);
+        words16(rows, block_of(rows, 18) * g + codes_of(rows), t);
         emit_nibbles(s, pack, 2 * g, t, table);
     }
-    for (size_t g = 0; g < n / 32; g++)
-        set_a(s, g, f_halves(h[g]));
+    set_small_scales(rows, 18, n / 32, h, s);
 }
 
 /* Q4_1: two halves, nibbles. */
@@ -142,10 +194,10 @@ INLINE void unpack_q4_1(struct krn_rows rows, size_t n, const struct sink *s, co
 {
     _Alignas(64) uint32_t h[MAX_GROUPS32][LANES];
     for (size_t g = 0; g < n / 32; g++)
-        gather32(rows, 20 * g, h[g]);
+        word_of(rows, 20 * g, h[g]);
     for (size_t g = 0; g < n / 32; g++) {
         vint t[4];
-        turn16(rows, 20 * g + 4, t);
+        words16(rows, 20 * g + 4, t);
         emit_nibbles(s, pack, 2 * g, t, NULL);
     }
     for (size_t g = 0; g < n / 32; g++) {
@@ -170,12 +222,12 @@ INLINE void unpack_q5(struct krn_rows rows, size_t n, const struct sink *s, cons
     _Alignas(64) uint32_t bits[MAX_GROUPS32][LANES], dm[MAX_GROUPS32][LANES];
     const size_t step = minima ? 24 : 22;
     for (size_t g = 0; g < n / 32; g++) {
-        gather32(rows, step * g, dm[g]);
-        gather32(rows, step * g + step - 20, bits[g]);
+        word_of(rows, step * g, dm[g]);
+        word_of(rows, step * g + step - 20, bits[g]);
     }
     for (size_t g = 0; g < n / 32; g++) {
         vint t[4], low[4], high[4], fifth = v_load(bits[g]);
-        turn16(rows, step * g + step - 16, t);
+        words16(rows, step * g + step - 16, t);
         UNROLL(4) for (int i = 0; i < 4; i++) {
             low[i] = field(t[i], 0, 15);
             high[i] = field(t[i], 4, 15);
@@ -198,7 +250,7 @@ INLINE void unpack_q5(struct krn_rows rows, size_t n, const struct sink *s, cons
 INLINE void q4_k_scales(struct krn_rows rows, const struct sink *s)
 {
     vint h[4];
-    turn16(rows, 0, h);
+    words16(rows, 0, h);
     vflt d = f_half_of(h[0], 0), dmin = f_half_of(h[0], 16);
     vint sc[2] = {field(h[1], 0, 63), v_or(field(h[3], 0, 15), field(h[1], 2, 0x30))};
     vint mn[2] = {field(h[2], 0, 63), v_or(field(h[3], 4, 15), field(h[2], 2, 0x30))};
@@ -213,7 +265,7 @@ INLINE void unpack_q4_k(struct krn_rows rows, const struct sink *s, const bool p
     q4_k_scales(rows, s);
     UNROLL(4) for (int c = 0; c < 4; c++) {
         vint t[8], low[8], high[8];
-        turn32(rows, 16 + 32 * c, t);
+        words32(rows, 16 + 32 * c, t);
         UNROLL(8) for (int i = 0; i < 8; i++) {
             low[i] = field(t[i], 0, 15);
             high[i] = field(t[i], 4, 15);
@@ -236,10 +288,10 @@ INLINE void unpack_q5_k(struct krn_rows rows, const struct sink *s, const bool p
 {
     vint plane[8];
     q4_k_scales(rows, s);
-    turn32(rows, 16, plane);
+    words32(rows, 16, plane);
     UNROLL(4) for (int c = 0; c < 4; c++) {
         vint t[8], low[8], high[8];
-        turn32(rows, 48 + 32 * c, t);
+        words32(rows, 48 + 32 * c, t);
         UNROLL(8) for (int i = 0; i < 8; i++) {
             low[i] = fifth_from_plane(t[i], plane[i], 2 * c);
             high[i] = fifth_from_plane(v_srl16(t[i], 4), plane[i], 2 * c + 1);
@@ -261,12 +313,13 @@ INLINE void unpack_q6_k(struct krn_rows rows, const struct sink *s, const bool p
 {
     _Alignas(32) uint16_t h[LANES];
     vint sc[4];
-    gather16(rows, 208, h);
+    if (!rows.packed)
+        gather16(rows, 208, h);
     UNROLL(2) for (int n = 0; n < 2; n++) {
         vint l0[8], l1[8], hi[8];
-        turn32(rows, 64 * n, l0);
-        turn32(rows, 64 * n + 32, l1);
-        turn32(rows, 128 + 32 * n, hi);
+        words32(rows, 64 * n, l0);
+        words32(rows, 64 * n + 32, l1);
+        words32(rows, 128 + 32 * n, hi);
         UNROLL(2) for (int half = 0; half < 2; half++) {
             vint v[4][4];
             UNROLL(4) for (int i = 0; i < 4; i++) {
@@ -280,8 +333,8 @@ INLINE void unpack_q6_k(struct krn_rows rows, const struct sink *s, const bool p
                 emit(s, pack, 8 * n + 2 * i + half, v[i], 6);
         }
     }
-    turn16(rows, 192, sc);
-    vflt d = f_halves(h);
+    words16(rows, 192, sc);
+    vflt d = f_halves(rows.packed ? (const uint16_t *)(const void *)(rows.w + 208 * PANEL_ROWS) + rows.lane : h);
     UNROLL(16) for (int g = 0; g < 16; g++)
         set_a(s, g, f_mul(d, signed_byte_of(sc[g / 4], g % 4)));
 }
@@ -290,10 +343,10 @@ INLINE void unpack_q2_k(struct krn_rows rows, const struct sink *s, const bool p
 {
     _Alignas(64) uint32_t dm[LANES];
     vint sc[4];
-    gather32(rows, 80, dm);
+    word_of(rows, 80, dm);
     UNROLL(2) for (int n = 0; n < 2; n++) {
         vint t[8], v[8];
-        turn32(rows, 16 + 32 * n, t);
+        words32(rows, 16 + 32 * n, t);
         UNROLL(4) for (int j = 0; j < 4; j++) {
             UNROLL(8) for (int i = 0; i < 8; i++)
                 v[i] = field(t[i], 2 * j, 3);
@@ -301,7 +354,7 @@ INLINE void unpack_q2_k(struct krn_rows rows, const struct sink *s, const bool p
             emit(s, pack, 8 * n + 2 * j + 1, v + 4, 2);
         }
     }
-    turn16(rows, 0, sc);
+    words16(rows, 0, sc);
     vflt d = f_half_of(v_load(dm), 0), dmin = f_half_of(v_load(dm), 16);
     UNROLL(4) for (int i = 0; i < 4; i++) {
         vint low = field(sc[i], 0, 15), high = field(sc[i], 4, 15);
@@ -321,10 +374,10 @@ INLINE vint straddle(vint v, vint w)
 INLINE void unpack_q3_k(struct krn_rows rows, const struct sink *s, const bool pack)
 {
     vint plane[8], tail[4];
-    turn32(rows, 0, plane);
+    words32(rows, 0, plane);
     UNROLL(2) for (int n = 0; n < 2; n++) {
         vint t[8], v[8];
-        turn32(rows, 32 + 32 * n, t);
+        words32(rows, 32 + 32 * n, t);
         UNROLL(4) for (int j = 0; j < 4; j++) {
             const int bit = 4 * n + j;
             UNROLL(8) for (int i = 0; i < 8; i++) {
@@ -335,7 +388,7 @@ INLINE void unpack_q3_k(struct krn_rows rows, const struct sink *s, const bool p
             emit(s, pack, 8 * n + 2 * j + 1, v + 4, 3);
         }
     }
-    turn16(rows, 94, tail); /* the last 16 bytes: two codes, 12 scale bytes, the half */
+    words16(rows, 94, tail); /* the last 16 bytes: two codes, 12 scale bytes, the half */
     vint s0 = straddle(tail[0], tail[1]), s1 = straddle(tail[1], tail[2]), s2 = straddle(tail[2], tail[3]);
     vflt d = f_half_of(tail[3], 16);
     vint sc[4] = {
@@ -351,7 +404,7 @@ INLINE void unpack_q3_k(struct krn_rows rows, const struct sink *s, const bool p
 INLINE void unpack_iq4_xs(struct krn_rows rows, const struct sink *s, const bool pack)
 {
     vint head[4], table = iq4_table();
-    turn16(rows, 0, head);
+    words16(rows, 0, head);
     vflt d = f_half_of(head[0], 0);
     UNROLL(8) for (unsigned g = 0; g < 8; g++) {
         vint low = v_and(v_srl32(head[1], 4 * g), v_words(15));
@@ -361,7 +414,7 @@ INLINE void unpack_iq4_xs(struct krn_rows rows, const struct sink *s, const bool
     }
     UNROLL(4) for (int c = 0; c < 4; c++) {
         vint t[8];
-        turn32(rows, 8 + 32 * c, t);
+        words32(rows, 8 + 32 * c, t);
         emit_nibbles(s, pack, 4 * c, t, &table);
         emit_nibbles(s, pack, 4 * c + 2, t + 4, &table);
     }
