@@ -49,7 +49,7 @@ const struct op_impl *backend_cpu_impls(size_t *n)
 }
 
 /* Zeroed, page aligned, on huge pages where the kernel has them: caches and buffers are walked with large strides. */
-static void *big_alloc(size_t bytes)
+void *cpu_big_alloc(size_t bytes)
 {
     size_t page = bytes >= (2u << 20) ? 2u << 20 : 64;
     void *p = aligned_alloc(page, (bytes + page - 1) / page * page);
@@ -91,7 +91,7 @@ static bool alloc_buffers(struct cpu *c, uint32_t r)
             c->rank[r].buf[b] = c->rank[0].buf[b];
             continue;
         }
-        c->rank[r].buf[b] = big_alloc(bytes);
+        c->rank[r].buf[b] = cpu_big_alloc(bytes);
         if (c->rank[r].buf[b] == NULL)
             return false;
         c->bytes_buffers += r == 0 ? bytes : 0;
@@ -125,13 +125,13 @@ static bool alloc_cache(struct cpu *c, uint32_t r)
     if (c->rank[r].kv == NULL || c->rank[r].ik == NULL)
         return false;
     for (uint32_t i = 0; i < layers; i++) {
-        c->rank[r].kv[i] = big_alloc(rows * c->kv_row_bytes);
+        c->rank[r].kv[i] = cpu_big_alloc(rows * c->kv_row_bytes);
         if (c->rank[r].kv[i] == NULL)
             return false;
         c->bytes_cache += r == 0 ? rows * c->kv_row_bytes : 0;
         if (c->ik_row_bytes == 0 || !c->hp->index_full[i])
             continue;
-        c->rank[r].ik[i] = big_alloc(rows * c->ik_row_bytes);
+        c->rank[r].ik[i] = cpu_big_alloc(rows * c->ik_row_bytes);
         if (c->rank[r].ik[i] == NULL)
             return false;
         c->bytes_cache += r == 0 ? rows * c->ik_row_bytes : 0;
@@ -143,7 +143,7 @@ static bool alloc_rank(struct cpu *c, uint32_t r, size_t q8_bytes)
 {
     struct cpu_rank *k = &c->rank[r];
     size_t pairs = (size_t)c->lim.max_rows * (c->hp->n_used ? c->hp->n_used : 1);
-    k->q8 = big_alloc(q8_bytes != 0 ? q8_bytes : 64);
+    k->q8 = cpu_big_alloc(q8_bytes != 0 ? q8_bytes : 64);
     k->group = calloc(c->hp->n_experts + 1, sizeof *k->group);
     k->pair_row = calloc(pairs, sizeof *k->pair_row);
     k->pair_weight = calloc(pairs, sizeof *k->pair_weight);
@@ -195,6 +195,7 @@ static void cpu_close(struct backend *b)
     }
     for (uint32_t w = 0; w < c->n_workers && c->scratch != NULL; w++)
         free(c->scratch[w]);
+    cpu_pack_free(c);
     free(c->scratch);
     free(c->rank);
     free(c->rope_cos);
@@ -218,7 +219,7 @@ static enum rs_result cpu_reserve(struct backend *b, uint32_t n_keys, struct rs_
     size_t attn = cpu_attn_scratch(c, want, true), linear = cpu_linear_scratch(c), bytes = attn > linear ? attn : linear;
     if (bytes > c->scratch_bytes) {
         for (uint32_t w = 0; w < c->n_workers; w++) {
-            uint8_t *p = big_alloc(bytes);
+            uint8_t *p = cpu_big_alloc(bytes);
             if (p == NULL)
                 return error_set(err, RS_ENOMEM, "out of memory: %zu bytes of scratch for sequences of %u tokens", bytes, want);
             free(c->scratch[w]);
@@ -331,7 +332,7 @@ static void cpu_memory(struct backend *b, uint32_t rank, uint64_t *weights, uint
             *weights += (uint64_t)krn_row_bytes(v->type, v->k) * v->rows * v->n_mats;
     }
     *cache = c->bytes_cache;
-    *buffers = c->bytes_buffers;
+    *buffers = c->bytes_buffers + c->bytes_packed / c->n_ranks;
 }
 
 static void cpu_retire(struct backend *b, uint64_t generation)
@@ -376,6 +377,8 @@ enum rs_result backend_cpu_open(const struct hparams *hp, const struct weights *
         return error_set(err, RS_ENOMEM, "out of memory: cache of %u tokens and buffers for %u ranks", lim->n_blocks * lim->block, c->n_ranks);
     }
     enum rs_result rc = exec_open(c, &c->exec, err);
+    if (rc == RS_OK)
+        rc = cpu_pack(c, err);
     if (rc == RS_OK)
         rc = cpu_reserve(&c->base, 256, err);
     if (rc != RS_OK) {

@@ -27,6 +27,12 @@ struct cpu_rank {
     uint8_t **ik;         /* [layers] pool of indexer keys; NULL where the layer has none */
 };
 
+/* A packed copy of a view's matrices. */
+struct cpu_packed {
+    const uint8_t *data; /* NULL: there is none */
+    size_t mat_bytes;
+};
+
 struct cpu {
     struct backend base;
     const struct hparams *hp;
@@ -45,7 +51,9 @@ struct cpu {
     size_t scratch_bytes;
     uint32_t keys_reserved;     /* scratch suffices for sequences of this many keys */
     float *rope_cos, *rope_sin; /* [lim.max_keys][rope / 2] */
-    uint64_t bytes_cache, bytes_buffers;
+    struct cpu_packed *packed[2]; /* by program: [rank][view] */
+    uint8_t *packed_store;        /* where they lie */
+    uint64_t bytes_cache, bytes_buffers, bytes_packed;
     struct exec *exec;          /* the walker (exec.c): graphs, ticks */
 };
 
@@ -96,6 +104,16 @@ static inline uint32_t cpu_rows(const struct cpu_call *k)
     return b == BUF_Y || b == BUF_LOGITS || b == BUF_FULL ? k->b->n_logits : k->b->n_rows;
 }
 
+/* The packed form of matrix `mat` of the op's weight `slot`, or NULL. */
+static inline const uint8_t *cpu_packed(const struct cpu_call *k, uint32_t slot, uint32_t mat)
+{
+    const struct cpu_packed *t = k->c->packed[k->prog == k->c->prog[0] ? 0 : 1];
+    if (t == NULL)
+        return NULL;
+    t += (size_t)k->rank * k->prog->n_views + k->op->w[slot];
+    return t->data != NULL ? t->data + mat * t->mat_bytes : NULL;
+}
+
 /* y[col] = W x[col] for rows [r0, r1) of one matrix, x as f32 rows; quantises into the worker's scratch at `q8` when int8 applies. */
 bool cpu_int8(const struct choice *ch, const struct op_view *v);
 
@@ -115,6 +133,13 @@ extern const struct cpu_launch CPU_ALLREDUCE;                                   
 
 /* This worker's ranks of an observer (cpu_probe.c). */
 void cpu_probe_run(const struct cpu *c, const struct backend_step *s, const struct probe_obs *o, uint32_t worker);
+
+/* Zeroed, aligned to 64, on huge pages where the kernel has them; free() it. */
+void *cpu_big_alloc(size_t bytes);
+
+/* Make packed copies of the weights if that pays. */
+enum rs_result cpu_pack(struct cpu *c, struct rs_error *err);
+void cpu_pack_free(struct cpu *c);
 
 /* Bytes of worker scratch that attention needs for sequences of n_keys. */
 size_t cpu_attn_scratch(const struct cpu *c, uint32_t n_keys, bool expanded);

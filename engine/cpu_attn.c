@@ -48,10 +48,11 @@ static struct krn_pages pages(const struct cpu_call *k, const int32_t *table)
                               .row_bytes = c->kv_row_bytes, .block = c->lim.block, .type = c->lim.cache};
 }
 
-static void multiply_one(const struct cpu_call *k, const struct op_view *v, uint32_t mat, const float *x, uint8_t *q8, float *y)
+static void multiply_one(const struct cpu_call *k, uint32_t slot, uint32_t mat, const float *x, uint8_t *q8, float *y)
 {
-    struct krn_matmul m = {.type = v->type, .w = v->data + mat * v->mat_stride, .w_stride = v->stride, .k = v->k, .row0 = 0, .row1 = v->rows,
-                           .n_cols = 1, .y = y};
+    const struct op_view *v = plan_view(k->prog, k->rank, k->op->w[slot]);
+    struct krn_matmul m = {.type = v->type, .w = v->data + mat * v->mat_stride, .packed = cpu_packed(k, slot, mat),
+                           .w_stride = v->stride, .k = v->k, .row0 = 0, .row1 = v->rows, .n_cols = 1, .y = y};
     if (cpu_int8(k->choice, v)) {
         k->c->mm->quantise_row(x, q8, v->k);
         m.x = q8;
@@ -79,7 +80,6 @@ static const int32_t *selection(const struct cpu_call *k, size_t row, uint32_t *
 static void absorbed_item(const struct cpu_call *k, size_t row, uint32_t h0, uint32_t nh)
 {
     const struct hparams *hp = k->c->hp;
-    const struct op_view *kb = plan_view(k->prog, k->rank, k->op->w[0]), *vb = plan_view(k->prog, k->rank, k->op->w[1]);
     uint32_t d = hp->kv_lora + hp->rope;
     float *q = (float *)(void *)k->c->scratch[k->worker], *latent = q + (size_t)4 * d;
     uint8_t *q8 = (uint8_t *)(latent + (size_t)4 * hp->kv_lora);
@@ -89,7 +89,7 @@ static void absorbed_item(const struct cpu_call *k, size_t row, uint32_t h0, uin
     const float *in = cpu_at(k, &k->op->in[0], row);
     for (uint32_t h = 0; h < nh; h++) {
         const float *qh = in + (size_t)(h0 + h) * hp->k_mla;
-        multiply_one(k, kb, h0 + h, qh, q8, q + (size_t)h * d);
+        multiply_one(k, 0, h0 + h, qh, q8, q + (size_t)h * d);
         memcpy(q + (size_t)h * d + hp->kv_lora, qh + hp->nope, hp->rope * sizeof(float));
     }
     struct krn_attn_absorbed a = {.kv = pages(k, seg_of(k->b, row)->table), .l = hp->kv_lora, .r = hp->rope, .n_heads = nh,
@@ -97,7 +97,7 @@ static void absorbed_item(const struct cpu_call *k, size_t row, uint32_t h0, uin
     a.sel = selection(k, row, &a.n_sel);
     k->c->vec->attn_absorbed(&a);
     for (uint32_t h = 0; h < nh; h++)
-        multiply_one(k, vb, h0 + h, latent + (size_t)h * hp->kv_lora, q8, cpu_at(k, &k->op->out[0], row) + (size_t)(h0 + h) * hp->v_head);
+        multiply_one(k, 1, h0 + h, latent + (size_t)h * hp->kv_lora, q8, cpu_at(k, &k->op->out[0], row) + (size_t)(h0 + h) * hp->v_head);
 }
 
 struct expand_scratch {

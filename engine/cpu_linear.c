@@ -37,13 +37,14 @@ static void quantise(const struct cpu_call *k, uint8_t *q8, size_t stride, size_
 }
 
 /* Rows [r0, r1) of one weight, for all rows of the batch, to columns starting at `col` of the output. */
-static void multiply(const struct cpu_call *k, const struct op_view *v, size_t r0, size_t r1, size_t col, const uint8_t *q8, size_t q8_stride, uint32_t n)
+static void multiply(const struct cpu_call *k, uint32_t slot, size_t r0, size_t r1, size_t col, const uint8_t *q8, size_t q8_stride, uint32_t n)
 {
     if (r0 >= r1 || n == 0)
         return;
+    const struct op_view *v = plan_view(k->prog, k->rank, k->op->w[slot]);
     bool int8 = cpu_int8(k->choice, v);
     struct krn_matmul m = {
-        .type = v->type, .w = v->data, .w_stride = v->stride, .k = v->k, .row0 = r0, .row1 = r1,
+        .type = v->type, .w = v->data, .packed = cpu_packed(k, slot, 0), .w_stride = v->stride, .k = v->k, .row0 = r0, .row1 = r1,
         .x = int8 ? q8 : (const uint8_t *)cpu_at(k, &k->op->in[0], 0),
         .x_stride = int8 ? q8_stride : k->prog->width[k->op->in[0].buf][k->rank] * sizeof(float),
         .n_cols = n, .y = cpu_at(k, &k->op->out[0], 0) + col, .y_stride = k->prog->width[k->op->out[0].buf][k->rank], .accumulate = k->op->accumulate,
@@ -92,33 +93,33 @@ static void run_linear(const struct cpu_call *k)
         return;
     }
     cpu_cut(k, v->rows, ROW_UNIT, &from, &to);
-    multiply(k, v, from, to, 0, q8, stride, n);
+    multiply(k, 0, from, to, 0, q8, stride, n);
 }
 
 /* Slots side by side as one long list of rows. Joined by slot, or, as the story's bug does it, by the order in which the file holds them. */
 static void run_slots(const struct cpu_call *k, bool file_order, bool apart)
 {
     uint32_t n = cpu_rows(k), width = cpu_width(k, &k->op->in[0]);
-    const struct op_view *v[OP_MAX_W];
-    size_t stride, base[OP_MAX_W], total = 0, from, to;
+    uint32_t slot[OP_MAX_W];
+    size_t rows[OP_MAX_W], stride, base[OP_MAX_W], total = 0, from, to;
     const uint8_t *q8 = prepare(k, width, n, &stride);
     if (q8 == NULL)
         return;
     for (uint32_t p = 0; p < k->op->n_w; p++) {
-        uint32_t slot = file_order ? k->op->file_slot[p] : p;
-        v[p] = plan_view(k->prog, k->rank, k->op->w[slot]);
+        slot[p] = file_order ? k->op->file_slot[p] : p;
+        rows[p] = plan_view(k->prog, k->rank, k->op->w[slot[p]])->rows;
         base[p] = total;
-        total += v[p]->rows;
+        total += rows[p];
     }
     cpu_cut(k, total, ROW_UNIT, &from, &to);
     for (uint32_t p = 0; p < k->op->n_w; p++) {
-        size_t a = base[p], z = a + v[p]->rows;
+        size_t a = base[p], z = a + rows[p];
         if (apart) { /* every projection on its own, each shared out over the workers */
             size_t f, t;
-            cpu_cut(k, v[p]->rows, ROW_UNIT, &f, &t);
-            multiply(k, v[p], f, t, base[p], q8, stride, n);
+            cpu_cut(k, rows[p], ROW_UNIT, &f, &t);
+            multiply(k, slot[p], f, t, base[p], q8, stride, n);
         } else if (from < z && to > a) {
-            multiply(k, v[p], from > a ? from - a : 0, (to < z ? to : z) - a, base[p], q8, stride, n);
+            multiply(k, slot[p], from > a ? from - a : 0, (to < z ? to : z) - a, base[p], q8, stride, n);
         }
     }
 }

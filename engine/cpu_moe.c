@@ -129,22 +129,19 @@ static void run_moe_gate_up(const struct cpu_call *k)
     const uint8_t *q8 = prepare(k, int8, k->c->hp->n_embd, k->b->n_rows, &stride);
     if (q8 == NULL || half == 0)
         return;
-    const struct op_view *part[2] = {gate, up};
-    if (k->choice->file_order && k->op->file_slot[0] == 1) {
-        part[0] = up;
-        part[1] = gate;
-    }
+    const bool swapped = k->choice->file_order && k->op->file_slot[0] == 1;
     cpu_cut(k, 2 * half, ROW_UNIT, &from, &to);
     for (uint32_t e = 0; e < gate->n_mats; e++) {
         int32_t p0 = r->group[e], n = r->group[e + 1] - p0;
         for (uint32_t s = 0; s < 2 && n > 0; s++) {
-            const struct op_view *v = part[s];
+            uint32_t slot = swapped ? 1 - s : s;
+            const struct op_view *v = slot == 0 ? gate : up;
             size_t a = s * half, r0 = from > a ? from - a : 0, r1 = to > a ? (to - a < half ? to - a : half) : 0;
             bool i8 = cpu_int8(k->choice, v);
             if (r0 >= r1)
                 continue;
-            struct krn_matmul m = {.type = v->type, .w = v->data + e * v->mat_stride, .w_stride = v->stride, .k = v->k, .row0 = r0, .row1 = r1,
-                                   .x = i8 ? q8 : (const uint8_t *)cpu_at(k, &k->op->in[0], 0),
+            struct krn_matmul m = {.type = v->type, .w = v->data + e * v->mat_stride, .packed = cpu_packed(k, slot, e),
+                                   .w_stride = v->stride, .k = v->k, .row0 = r0, .row1 = r1, .x = i8 ? q8 : (const uint8_t *)cpu_at(k, &k->op->in[0], 0),
                                    .x_stride = i8 ? stride : k->prog->width[BUF_H][k->rank] * sizeof(float), .x_index = r->pair_row + p0,
                                    .n_cols = (size_t)n, .y = cpu_at(k, &k->op->out[0], (size_t)p0) + a, .y_stride = k->prog->width[BUF_MGU][k->rank]};
             if (i8)
@@ -171,8 +168,8 @@ static void run_moe_down(const struct cpu_call *k)
         int32_t p0 = r->group[e], n = r->group[e + 1] - p0;
         if (n == 0)
             continue;
-        struct krn_matmul m = {.type = v->type, .w = v->data + e * v->mat_stride, .w_stride = v->stride, .k = v->k, .row0 = from, .row1 = to,
-                               .x = int8 ? q8 + (size_t)p0 * stride : (const uint8_t *)cpu_at(k, &k->op->in[0], (size_t)p0),
+        struct krn_matmul m = {.type = v->type, .w = v->data + e * v->mat_stride, .packed = cpu_packed(k, 0, e),
+                               .w_stride = v->stride, .k = v->k, .row0 = from, .row1 = to, .x = int8 ? q8 + (size_t)p0 * stride : (const uint8_t *)cpu_at(k, &k->op->in[0], (size_t)p0),
                                .x_stride = int8 ? stride : in * sizeof(float), .n_cols = (size_t)n, .y = cpu_at(k, &k->op->out[0], 0), .y_stride = out,
                                .y_index = r->pair_row + p0, .accumulate = true, .col_scale = r->pair_weight + p0};
         if (int8)

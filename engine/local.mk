@@ -22,6 +22,7 @@ libengine_a_SOURCES = \
 	engine/cpu_index.c \
 	engine/cpu_linear.c \
 	engine/cpu_moe.c \
+	engine/cpu_pack.c \
 	engine/cpu_probe.c \
 	engine/delta.c \
 	engine/delta.h \
