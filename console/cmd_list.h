@@ -7,6 +7,7 @@
 extern const struct cmd_entry cmd_attach_entry;
 extern const struct cmd_entry cmd_audit_entry;
 extern const struct cmd_entry cmd_bench_entry;
+extern const struct cmd_entry cmd_calibrate_entry;
 extern const struct cmd_entry cmd_chat_entry;
 extern const struct cmd_entry cmd_completion_entry;
 extern const struct cmd_entry cmd_engine_entry;

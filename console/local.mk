@@ -12,6 +12,7 @@ libconsole_a_SOURCES = \
 	console/cmd_attach.c \
 	console/cmd_audit.c \
 	console/cmd_bench.c \
+	console/cmd_calibrate.c \
 	console/cmd_chat.c \
 	console/cmd_completion.c \
 	console/cmd_engine.c \

@@ -193,6 +193,7 @@ enum rs_result engine_load(struct engine *e, const char *path, const struct runt
     }
     engine_unload(e);
     e->model = m;
+    baseline_find(m->path, m->hash, &e->baseline);
     e->rt = rt;
     e->timing = t;
     spec_reset(e);

@@ -5,6 +5,7 @@
 #include <jansson.h>
 
 #include "engine/backend.h"
+#include "engine/baseline.h"
 #include "engine/batch.h"
 #include "engine/brk.h"
 #include "engine/model.h"
@@ -38,6 +39,7 @@ struct engine {
 
     struct model *model;        /* NULL: none open */
     struct runtime *rt;
+    struct baseline baseline;   /* of the open model; empty: none is known */
     struct patch_store patches;
     bool graph, guard, fast;
 

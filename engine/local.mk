@@ -5,6 +5,8 @@ libengine_a_SOURCES = \
 	engine/args.c \
 	engine/args.h \
 	engine/backend.h \
+	engine/baseline.c \
+	engine/baseline.h \
 	engine/batch.h \
 	engine/brk.c \
 	engine/brk.h \
@@ -54,6 +56,7 @@ libengine_a_SOURCES = \
 	engine/msg_break.c \
 	engine/msg_diff.c \
 	engine/msg_gen.c \
+	engine/msg_health.c \
 	engine/msg_model.c \
 	engine/msg_observe.c \
 	engine/msg_patch.c \

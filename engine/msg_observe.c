@@ -117,32 +117,7 @@ static enum rs_result msg_program(struct engine *e, struct msg *m, struct args *
     return RS_OK;
 }
 
-static enum rs_result msg_health(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
-{
-    uint32_t id = 0;
-    bool given = args_u32(a, "stream", 1, UINT32_MAX, &id);
-    enum rs_result rc = args_end(a);
-    if (rc != RS_OK)
-        return rc;
-    const struct seq *found = NULL;
-    for (const struct seq *s = e->seqs; s != NULL; s = s->next)
-        if (s->state == SEQ_DONE && (given ? s->id == id : found == NULL || s->t_last >= found->t_last))
-            found = s;
-    if (found == NULL)
-        return given ? error_set(err, RS_ENOTFOUND, "health: no finished stream %u", id) : error_set(err, RS_ESTATE, "health: nothing has been answered yet");
-    json_t *done = json_loads(found->done, 0, NULL);
-    json_object_set_new(m->reply, "stream", json_integer(found->id));
-    const char *const keys[] = {"verdict", "reason", "health"};
-    for (int i = 0; i < 3; i++) {
-        json_t *v = json_object_get(done, keys[i]);
-        json_object_set(m->reply, keys[i], v != NULL ? v : json_null());
-    }
-    json_decref(done);
-    json_object_set_new(m->reply, "first_bad", observe_first_bad(e));
-    return RS_OK;
-}
-
 const struct msg_method MSG_OBSERVE[] = {
     {"stats", false, msg_stats}, {"allreduce", false, msg_allreduce}, {"ledger", false, msg_ledger},
-    {"program", false, msg_program}, {"health", false, msg_health}, {NULL, false, NULL},
+    {"program", false, msg_program}, {NULL, false, NULL},
 };

@@ -66,7 +66,7 @@ static void describe(const float *x, uint32_t n, struct sample_info *info)
     }
     info->constant = m == low;
     info->top_gap = m - second;
-    double z = 0, w = 0;
+    double z = 0, w = 0, w2 = 0;
     for (uint32_t i = 0; i < n; i++)
         if (isfinite(x[i])) {
             float d = x[i] - m;
@@ -75,8 +75,10 @@ static void describe(const float *x, uint32_t n, struct sample_info *info)
             float e = expf(d);
             z += (double)e;
             w += (double)(e * d);
+            w2 += (double)(e * d * d);
         }
     info->entropy = z > 0 ? (float)(log(z) - w / z) : 0;
+    info->varentropy = z > 0 ? (float)fmax(w2 / z - w / z * (w / z), 0) : 0;
     info->logprob = z > 0 ? (float)(-m - log(z)) : 0; /* the caller adds the token's logit */
 }
 

@@ -33,6 +33,7 @@ struct sample_scratch {
 /* Numbers about the distribution that the token was taken from, for the health verdict. */
 struct sample_info {
     float entropy;   /* nats, of softmax(logits) before any sampling setting */
+    float varentropy; /* variance of -log p under that distribution, nats squared */
     float logprob;   /* of the chosen token there */
     float top_gap;   /* largest logit minus second largest */
     int nonfinite;   /* logits that are NaN or infinite */

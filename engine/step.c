@@ -239,6 +239,7 @@ static enum seq_stop deliver(struct engine *e, struct seq *s, int32_t id)
     size_t n = vocab_stream_put(e->model->vocab, &s->stream, id, s->special, buf, cap);
     if (n == SIZE_MAX)
         n = 0;
+    health_text(&s->health, buf, n);
     uint32_t flags = special ? RS_TOKEN_SPECIAL : 0;
     if (s->thinking) {
         n = n < s->text_cap - s->n_thought ? n : s->text_cap - s->n_thought;
@@ -271,7 +272,9 @@ static enum seq_stop advance(struct engine *e, struct seq *s, const float *logit
     struct sample_info info;
     int32_t id = sample_token(&s->sp, &s->rng, logits, vocab_size(e->model->vocab), s->tok, s->n, &e->scratch, &info);
     bool end = vocab_is_eog(e->model->vocab, id);
-    health_token(&s->health, id, &info);
+    bool honest = s->sp.n_bias == 0 && s->sp.repeat_penalty == 1 && s->sp.frequency_penalty == 0 && s->sp.presence_penalty == 0 && s->sp.temp <= 1 &&
+                  s->sp.typical_p >= 1;
+    health_token(&s->health, id, s->tok, s->n, s->n_out, &info, honest);
     if (s->t_first == 0)
         s->t_first = now;
     s->t_last = now;

@@ -22,4 +22,5 @@ nobase_dist_pkgdata_DATA = \
 	lua/templates/kimi_k2.lua \
 	lua/templates/lib.lua \
 	models/README.md \
-	models/tiny-glm5-q4.gguf
+	models/tiny-glm5-q4.gguf \
+	models/tiny-glm5-q4.health.json

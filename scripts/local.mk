@@ -15,6 +15,7 @@ EXTRA_DIST += \
 	scripts/tiny/golden.py \
 	scripts/tiny/model.py \
 	scripts/tiny/peer.py \
+	scripts/tiny/questions.py \
 	scripts/tiny/to_gguf.py \
 	scripts/tiny/train.py \
 	scripts/tiny/variants.py \

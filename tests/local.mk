@@ -8,6 +8,7 @@ c_tests = \
 	tests/gguf_mutate \
 	tests/gguf_test \
 	tests/golden_test \
+	tests/health_test \
 	tests/invariance_test \
 	tests/matmul_test \
 	tests/probe_test \
@@ -44,6 +45,7 @@ tests_gguf_mutate_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap
 engine_client = tests/engine_client.c tests/engine_client.h
 tests_golden_test_SOURCES = tests/golden_test.c $(engine_client)
 tests_spec_test_SOURCES = tests/spec_test.c $(engine_client)
+tests_health_test_SOURCES = tests/health_test.c $(engine_client)
 # Tests that talk to an engine in their own process.
 talk = tests/talk.c tests/talk.h
 tests_diff_test_SOURCES = tests/diff_test.c $(talk)
@@ -78,6 +80,7 @@ shell_tests = \
 # What tests read.
 EXTRA_DIST += $(shell_tests) \
 	tests/golden \
+	tests/health_questions.txt \
 	tests/console_golden.py \
 	tests/pretok_oracle.py \
 	tests/quant_gguf.py \
