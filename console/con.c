@@ -31,6 +31,8 @@ static void drop_template(struct con *con)
 
 void con_fini(struct con *con)
 {
+    scr_script_close(con->script);
+    free(con->script_model);
     if (con->stop_engine && con->engine != NULL && !con->lost)
         daemon_stop(con, NULL);
     rs_engine_close(con->engine);

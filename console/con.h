@@ -15,6 +15,7 @@
 #include "console/out.h"
 #include "console/text.h"
 #include "engine/rankscope.h"
+#include "lua/scr_script.h"
 #include "lua/scr_template.h"
 
 enum con_wake {
@@ -83,6 +84,9 @@ struct con {
     json_t *await_json;
     void *await_blob;
     size_t await_blob_len;
+
+    struct scr_script *script; /* Lua at the prompt; NULL until it is used */
+    char *script_model;        /* what that state was told of the shipped model */
 
     bool lost;       /* the engine is gone */
     bool quit;       /* leave the REPL */

@@ -22,6 +22,8 @@ libconsole_a_SOURCES = \
 	console/cmd_man.c \
 	console/cmd_perplexity.c \
 	console/cmd_ps.c \
+	console/cmd_script.c \
+	console/script.h \
 	console/cmd_repl.c \
 	console/cmd_tokens.c \
 	console/cmd_top.c \
@@ -62,6 +64,7 @@ libconsole_a_SOURCES = \
 	console/rcmd_engine.c \
 	console/rcmd_help.c \
 	console/rcmd_list.h \
+	console/rcmd_lua.c \
 	console/rcmd_observe.c \
 	console/rcmd_panels.c \
 	console/rcmd_patch.c \

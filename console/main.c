@@ -10,6 +10,7 @@
 
 #include "console/cmd.h"
 #include "console/cmd_list.h"
+#include "console/script.h"
 #include "console/sig.h"
 #include "console/text.h"
 
@@ -41,11 +42,16 @@ int main(int argc, char **argv)
         cmd_help(cmd_find(argv[2]), stdout);
         return cmd_flush(&cmd_version_entry, EXIT_OK);
     }
+    size_t n = strlen(first);
+    if (strcmp(first, "-e") == 0 && argc == 3)
+        return script_run(NULL, argv[2], 0, NULL);
+    if (n > 4 && strcmp(first + n - 4, ".lua") == 0)
+        return script_run(first, NULL, argc - 2, argv + 2);
     const struct cmd_entry *e = cmd_find(first);
     if (e != NULL)
         return cmd_run(e, argc - 1, argv + 1);
     bool file = first[0] == '\0' || first[0] == '-' || strchr(first, '/') != NULL || access(first, F_OK) == 0 ||
-                (strlen(first) > 5 && strcmp(first + strlen(first) - 5, ".gguf") == 0);
+                (n > 5 && strcmp(first + n - 5, ".gguf") == 0);
     if (!file)
         return unknown(first);
     return cmd_run(&cmd_repl_entry, argc, argv);

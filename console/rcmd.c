@@ -15,6 +15,8 @@
 
 const struct rcmd_entry *const rcmd_table[] = {
     &rcmd_help_entry,
+    &rcmd_lua_entry,
+    &rcmd_run_entry,
     &rcmd_quit_entry,
     &rcmd_info_entry,
     &rcmd_load_entry,

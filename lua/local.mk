@@ -2,6 +2,14 @@
 noinst_LIBRARIES += librslua.a
 
 librslua_a_SOURCES = \
+	lua/scr_core.c \
+	lua/scr_core.h \
+	lua/scr_json.c \
+	lua/scr_json.h \
+	lua/scr_notebook.c \
+	lua/scr_notebook.h \
+	lua/scr_script.c \
+	lua/scr_script.h \
 	lua/scr_state.c \
 	lua/scr_state.h \
 	lua/scr_template.c \
@@ -9,6 +17,11 @@ librslua_a_SOURCES = \
 
 # Installed data, with its folders: lua/templates/x.lua is installed as PKGDATADIR/lua/templates/x.lua.
 nobase_dist_pkgdata_DATA = \
+	lua/exp.lua \
+	lua/notebook.lua \
+	lua/pretty.lua \
+	lua/rs.lua \
+	scripts/story.lua \
 	lua/templates/deepseek.lua \
 	lua/templates/deepseek_r1.lua \
 	lua/templates/deepseek_v2.lua \

@@ -1,0 +1,349 @@
+-- exp.lua: experiments: factors x prompts x repeats, interleaved; what each factor does, said in words; bisection over patches.
+--
+-- A configuration is a table {slot = impl, ...}; the keys mode, ranks, numerics and graph_guard are settings of the engine, everything else is a
+-- patch slot. What an experiment changes is put back when it ends, also when it is stopped.
+local rs = require "rs"
+local exp = {}
+
+local SETTINGS = {mode = true, ranks = true, numerics = true, graph_guard = true}
+
+local function sorted(t)
+  local keys = {}
+  for k in pairs(t) do keys[#keys + 1] = k end
+  table.sort(keys)
+  return keys
+end
+
+--- A configuration as one line: "mla=off mode=eager"; "default" when empty.
+function exp.name(config)
+  local parts = {}
+  for _, k in ipairs(sorted(config)) do parts[#parts + 1] = k .. "=" .. tostring(config[k]) end
+  return #parts == 0 and "default" or table.concat(parts, " ")
+end
+
+--- Apply a configuration over what is set. Patches first in eager mode, so that an implementation that graphs refuse meets them with the mode it
+--- is meant for.
+function exp.apply(config)
+  for _, k in ipairs(sorted(config)) do
+    if SETTINGS[k] and k ~= "mode" then rs.set{[k] = config[k]} end
+  end
+  if config.mode then rs.set{mode = config.mode} end
+  for _, k in ipairs(sorted(config)) do
+    if not SETTINGS[k] then rs.patch.set(k, config[k]) end
+  end
+end
+
+--- Run fn() with the engine's present configuration put back afterwards, whatever happens.
+function exp.restoring(fn, ...)
+  local before = rs.state()
+  local got = table.pack(pcall(fn, ...))
+  rs.patch.reset()
+  rs.set{mode = "eager", numerics = before.numerics, graph_guard = before.graph_guard, ranks = before.ranks}
+  for slot, impl in pairs(before.patches) do
+    local s, site = slot:match("^(.-)@(.+)$")
+    rs.patch.set(s or slot, impl, site)
+  end
+  rs.set{mode = before.mode}
+  if not got[1] then error(got[2], 0) end
+  return table.unpack(got, 2, got.n)
+end
+
+local function same(a, b)
+  if #a.ids ~= #b.ids then return false end
+  for i = 1, #a.ids do
+    if a.ids[i] ~= b.ids[i] then return false end
+  end
+  return true
+end
+
+-- Share of tokens, position by position, that two answers have in common.
+local function agreement(a, b)
+  local n, m = math.max(#a.ids, #b.ids), 0
+  for i = 1, math.min(#a.ids, #b.ids) do
+    if a.ids[i] == b.ids[i] then m = m + 1 end
+  end
+  return n == 0 and 1 or m / n
+end
+
+local function median(v)
+  if #v == 0 then return nil end
+  table.sort(v)
+  return v[#v // 2 + 1]
+end
+
+-- All combinations of levels, the first level of every factor first.
+local function arms_of(factors)
+  local names, arms = sorted(factors), {{}}
+  for _, name in ipairs(names) do
+    local next_arms = {}
+    for _, arm in ipairs(arms) do
+      for _, level in ipairs(factors[name]) do
+        local a = {}
+        for k, v in pairs(arm) do a[k] = v end
+        a[name] = level
+        next_arms[#next_arms + 1] = a
+      end
+    end
+    arms = next_arms
+  end
+  return arms, names
+end
+
+local function questions(prompts, o)
+  local list = {}
+  for i, p in ipairs(prompts) do
+    local segments, thinking = rs.render({{role = "user", content = p}}, {enable_thinking = false})
+    list[i] = {segments = segments, thinking = thinking, temperature = 0, max_tokens = o.max_tokens or 40}
+  end
+  return list
+end
+
+-- Compile and settle: the first answer in a new configuration pays for its graphs.
+local function answers(config, list)
+  exp.apply(config)
+  local t0 = rs.now()
+  local got = rs.generate_all(list)
+  local tokens = 0
+  for _, r in ipairs(got) do tokens = tokens + r.tokens end
+  return got, tokens / (rs.now() - t0)
+end
+
+--- exp.run{factors={slot={levels, the first is the baseline}}, prompts={...}, repeats=1, max_tokens=40, progress=function(done, total, seconds_left)}
+--- -> result: arms (config, right, agreement, tok_per_s, verdicts), factors, effects, sentences, seconds.
+function exp.run(o)
+  assert(type(o) == "table" and o.factors and o.prompts, "exp.run{factors=, prompts=}")
+  local arms, names = arms_of(o.factors)
+  local repeats, list = o.repeats or 1, questions(o.prompts, o)
+  local r = {factors = o.factors, names = names, arms = {}, prompts = o.prompts, repeats = repeats}
+  for i, a in ipairs(arms) do r.arms[i] = {config = a, speeds = {}, agreement = 0, right = true, verdicts = {}} end
+  local t0, total = rs.now(), #arms * repeats
+  exp.restoring(function()
+    local reference = o.reference -- answers that are known to be right, one per prompt; else the first arm's
+    local done = 0
+    for round = 1, repeats do
+      for k = 1, #arms do
+        local i = round % 2 == 1 and k or #arms + 1 - k -- interleaved: every other round runs backwards
+        if round == 1 then i = k end
+        local arm = r.arms[i]
+        local got, speed = answers(arm.config, list)
+        if reference == nil then reference = got end
+        arm.speeds[#arm.speeds + 1] = speed
+        for p, a in ipairs(got) do
+          if round == 1 then
+            arm.agreement = arm.agreement + agreement(a, reference[p]) / #got
+            arm.verdicts[p] = a.verdict
+            arm.text = arm.text or a.text
+          end
+          arm.right = arm.right and same(a, reference[p])
+        end
+        done = done + 1
+        if o.progress then o.progress(done, total, (rs.now() - t0) / done * (total - done)) end
+      end
+    end
+  end)
+  for _, arm in ipairs(r.arms) do
+    table.sort(arm.speeds)
+    arm.tok_per_s, arm.spread = median(arm.speeds), arm.speeds[#arm.speeds] - arm.speeds[1]
+  end
+  r.seconds = rs.now() - t0
+  r.effects = exp.effects(r)
+  r.sentences = exp.sentences(r)
+  return r
+end
+
+local function find(r, config)
+  for _, arm in ipairs(r.arms) do
+    local all = true
+    for _, n in ipairs(r.names) do all = all and arm.config[n] == config[n] end
+    if all then return arm end
+  end
+end
+
+local function with(config, name, level)
+  local c = {}
+  for k, v in pairs(config) do c[k] = v end
+  c[name] = level
+  return c
+end
+
+--- Main effects and two-way interactions on agreement (0..1) and speed: list of {factor=, level=, agreement=, tok_per_s=} and
+--- {a=, level_a=, b=, level_b=, agreement=}.
+function exp.effects(r)
+  local main, pairs_ = {}, {}
+  for _, name in ipairs(r.names) do
+    local base = r.factors[name][1]
+    for l = 2, #r.factors[name] do
+      local level, n, da, ds = r.factors[name][l], 0, 0, 0
+      for _, arm in ipairs(r.arms) do
+        if arm.config[name] == level then
+          local b = find(r, with(arm.config, name, base))
+          n, da, ds = n + 1, da + arm.agreement - b.agreement, ds + arm.tok_per_s / b.tok_per_s - 1
+        end
+      end
+      main[#main + 1] = {factor = name, level = level, agreement = da / n, speed = ds / n}
+    end
+  end
+  for i, a in ipairs(r.names) do
+    for j = i + 1, #r.names do
+      local b = r.names[j]
+      for la = 2, #r.factors[a] do
+        for lb = 2, #r.factors[b] do
+          local n, d = 0, 0
+          for _, arm in ipairs(r.arms) do
+            if arm.config[a] == r.factors[a][la] and arm.config[b] == r.factors[b][lb] then
+              local a0, b0 = with(arm.config, a, r.factors[a][1]), with(arm.config, b, r.factors[b][1])
+              local none = with(a0, b, r.factors[b][1])
+              n, d = n + 1, d + arm.agreement - find(r, a0).agreement - find(r, b0).agreement + find(r, none).agreement
+            end
+          end
+          pairs_[#pairs_ + 1] = {a = a, level_a = r.factors[a][la], b = b, level_b = r.factors[b][lb], agreement = d / n}
+        end
+      end
+    end
+  end
+  return {main = main, pairs = pairs_}
+end
+
+-- Where a level flips a right answer to a wrong one: contexts (arms at the base level that are right) split in flipped and kept.
+local function flips(r, name, level)
+  local flipped, kept = {}, {}
+  for _, arm in ipairs(r.arms) do
+    if arm.config[name] == r.factors[name][1] and arm.right then
+      local other = find(r, with(arm.config, name, level))
+      if other.right then kept[#kept + 1] = arm.config else flipped[#flipped + 1] = arm.config end
+    end
+  end
+  return flipped, kept
+end
+
+-- The one setting of another factor that all flipped contexts share and no kept one has.
+local function condition(r, name, flipped, kept)
+  for _, other in ipairs(r.names) do
+    if other ~= name then
+      local level, shared = flipped[1][other], true
+      for _, c in ipairs(flipped) do shared = shared and c[other] == level end
+      for _, c in ipairs(kept) do shared = shared and c[other] ~= level end
+      if shared then return other, level end
+    end
+  end
+end
+
+--- What the table says, in words.
+function exp.sentences(r)
+  local out = {}
+  for _, name in ipairs(r.names) do
+    local matters, idle = false, {}
+    for l = 2, #r.factors[name] do
+      local level = r.factors[name][l]
+      local flipped, kept = flips(r, name, level)
+      local heals = false -- does it turn wrong answers right?
+      for _, arm in ipairs(r.arms) do
+        if arm.config[name] == r.factors[name][1] and not arm.right and find(r, with(arm.config, name, level)).right then heals = true end
+      end
+      if #flipped > 0 and #kept == 0 then
+        out[#out + 1] = ("%s=%s breaks the answer wherever it was right"):format(name, level)
+        matters = true
+      elseif #flipped > 0 then
+        local other, at = condition(r, name, flipped, kept)
+        out[#out + 1] = other and ("%s=%s breaks the answer only together with %s=%s"):format(name, level, other, at)
+          or ("%s=%s breaks the answer in %d of %d settings"):format(name, level, #flipped, #flipped + #kept)
+        matters = true
+      elseif heals then
+        out[#out + 1] = ("%s=%s turns wrong answers right"):format(name, level)
+        matters = true
+      else
+        out[#out + 1] = ("%s=%s changes no answer from right to wrong or back"):format(name, level)
+        idle[#idle + 1] = level
+      end
+    end
+    if matters and #idle > 0 then
+      out[#out + 1] = ("%s between %s and %s does not matter"):format(name, r.factors[name][1], table.concat(idle, ", "))
+    else
+      out[#out + 1] = ("%s %s"):format(name, matters and "matters" or "does not matter")
+    end
+  end
+  return out
+end
+
+--- The table as text.
+function exp.table(r)
+  local lines, width = {}, {}
+  for _, n in ipairs(r.names) do
+    width[n] = #n
+    for _, l in ipairs(r.factors[n]) do width[n] = math.max(width[n], #tostring(l)) end
+  end
+  local head = {}
+  for _, n in ipairs(r.names) do head[#head + 1] = ("%-" .. width[n] .. "s"):format(n) end
+  lines[1] = table.concat(head, "  ") .. "  answer  agreement    tok/s  spread"
+  for _, arm in ipairs(r.arms) do
+    local row = {}
+    for _, n in ipairs(r.names) do row[#row + 1] = ("%-" .. width[n] .. "s"):format(tostring(arm.config[n])) end
+    lines[#lines + 1] = ("%s  %-6s  %8.1f %%  %7.1f  %6.1f"):format(table.concat(row, "  "), arm.right and "right" or "WRONG", arm.agreement * 100,
+      arm.tok_per_s, arm.spread)
+  end
+  return table.concat(lines, "\n")
+end
+
+--- Effects as text: main effects, then the interactions that are not nothing.
+function exp.effects_text(r)
+  local lines = {}
+  for _, e in ipairs(r.effects.main) do
+    lines[#lines + 1] = ("%s=%s: agreement %+.1f points, speed %+.1f %%"):format(e.factor, e.level, e.agreement * 100, e.speed * 100)
+  end
+  for _, e in ipairs(r.effects.pairs) do
+    if math.abs(e.agreement) > 0.02 then
+      lines[#lines + 1] = ("%s=%s x %s=%s: %+.1f points beyond the sum of both"):format(e.a, e.level_a, e.b, e.level_b, e.agreement * 100)
+    end
+  end
+  return table.concat(lines, "\n")
+end
+
+--- The smallest part of `patches` ({slot=impl}) that is still bad (delta debugging; interactions are found, because subsets are tried together).
+--- bad(config) -> true when the configuration shows the fault. log(config, is_bad) is called for every probe. -> config, number of probes.
+function exp.bisect(patches, bad, log)
+  local probes, known = 0, {}
+  local function test(keys)
+    local c = {}
+    for _, k in ipairs(keys) do c[k] = patches[k] end
+    local name = exp.name(c)
+    if known[name] == nil then
+      probes = probes + 1
+      known[name] = exp.restoring(function()
+        rs.patch.reset()
+        exp.apply(c)
+        return bad(c)
+      end) and true or false
+      if log then log(c, known[name]) end
+    end
+    return known[name]
+  end
+  local set = sorted(patches)
+  if not test(set) then return nil, probes end
+  local n = 2
+  while #set >= 2 do
+    local size, reduced = math.max(1, #set // n), false
+    for at = 1, #set, size do
+      local part, rest = {}, {}
+      for i, k in ipairs(set) do
+        local inside = i >= at and i < at + size
+        table.insert(inside and part or rest, k)
+      end
+      if #part < #set and test(part) then
+        set, n, reduced = part, 2, true
+        break
+      elseif #rest > 0 and #rest < #set and test(rest) then
+        set, n, reduced = rest, math.max(2, n - 1), true
+        break
+      end
+    end
+    if not reduced then
+      if n >= #set then break end
+      n = math.min(#set, 2 * n)
+    end
+  end
+  local c = {}
+  for _, k in ipairs(set) do c[k] = patches[k] end
+  return c, probes
+end
+
+return exp

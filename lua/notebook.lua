@@ -1,0 +1,159 @@
+-- notebook.lua: what is believed, and under which circumstances it was seen. One SQLite file.
+--
+-- A claim is a sentence with the steps that establish it: each step is a configuration put over the one that is current, a question, and what the
+-- answer must be ("right" or "wrong" against the claim's reference answer). retest runs the steps again under today's configuration: what only held
+-- under a broken state is refuted then.
+local rs = require "rs"
+local exp = require "exp"
+local core = rs.core
+
+local notebook = {}
+local Notebook = {}
+Notebook.__index = Notebook
+Notebook.__name = "rs.notebook"
+
+local SCHEMA = {
+  [[CREATE TABLE IF NOT EXISTS claim(id INTEGER PRIMARY KEY, statement TEXT NOT NULL, steps TEXT NOT NULL, question TEXT NOT NULL, reference TEXT NOT NULL,
+     model TEXT NOT NULL, config TEXT NOT NULL, status TEXT NOT NULL, note TEXT, made INTEGER NOT NULL, tested INTEGER)]],
+  [[CREATE TABLE IF NOT EXISTS hypothesis(id INTEGER PRIMARY KEY, statement TEXT NOT NULL, status TEXT NOT NULL DEFAULT 'open', made INTEGER NOT NULL)]],
+  [[CREATE TABLE IF NOT EXISTS task(id INTEGER PRIMARY KEY, text TEXT NOT NULL, status TEXT NOT NULL DEFAULT 'open', hypothesis INTEGER, experiment INTEGER,
+     made INTEGER NOT NULL)]],
+  [[CREATE TABLE IF NOT EXISTS experiment(id INTEGER PRIMARY KEY, name TEXT NOT NULL, result TEXT NOT NULL, sentences TEXT NOT NULL, model TEXT NOT NULL,
+     made INTEGER NOT NULL)]],
+}
+
+local function default_path()
+  local state = os.getenv("XDG_STATE_HOME")
+  if not state or state == "" then state = (os.getenv("HOME") or ".") .. "/.local/state" end
+  os.execute(("mkdir -p '%s/rankscope'"):format(state:gsub("'", "'\\''")))
+  return state .. "/rankscope/notebook.db"
+end
+
+--- Open a notebook file, the user's own by default.
+function notebook.open(path)
+  local nb = setmetatable({path = path or default_path()}, Notebook)
+  nb.db = core.notebook(nb.path)
+  for _, sql in ipairs(SCHEMA) do nb.db:run(sql) end
+  return nb
+end
+
+function Notebook:close() self.db:close() end
+Notebook.__close = Notebook.close
+
+local function insert(db, table_name, row)
+  local names, marks, values, n = {}, {}, {}, 0
+  for k, v in pairs(row) do
+    n = n + 1
+    names[n], marks[n], values[n] = k, "?", v
+  end
+  db:run(("INSERT INTO %s(%s) VALUES(%s)"):format(table_name, table.concat(names, ","), table.concat(marks, ",")), table.unpack(values, 1, n))
+  return db:run("SELECT last_insert_rowid() AS id")[1].id
+end
+
+local function model_hash()
+  local m = rs.call("info").model
+  if m == nil then error("no model is open", 3) end
+  return m.hash
+end
+
+-- Run one step on top of the current configuration -> did the answer come out as expected, what it was.
+local function step_holds(step, question, reference)
+  local text = exp.restoring(function()
+    exp.apply(step.config or {})
+    return rs.ask(question, {max_tokens = 40}).text
+  end)
+  return (text == reference) == (step.expect == "right"), text
+end
+
+local function all_hold(steps, question, reference)
+  for _, step in ipairs(steps) do
+    local ok, text = step_holds(step, question, reference)
+    if not ok then return false, ("with %s the answer is \"%s\", expected to be %s"):format(exp.name(step.config or {}), text, step.expect) end
+  end
+  return true, "every step came out as stated"
+end
+
+--- nb:claim{statement=, steps={{config={mla="off"}, expect="right"}, ...}, question=, reference=} -> id, status. The steps are run first.
+function Notebook:claim(o)
+  for _, k in ipairs{"statement", "steps", "question", "reference"} do
+    if o[k] == nil then error("claim: " .. k .. " is missing", 2) end
+  end
+  local ok, note = all_hold(o.steps, o.question, o.reference)
+  local status = ok and "holds" or "refuted"
+  local id = insert(self.db, "claim", {statement = o.statement, steps = core.json_encode(o.steps), question = o.question, reference = o.reference, model = model_hash(),
+                                       config = core.json_encode(rs.state().patches), status = status, note = note, made = os.time(), tested = os.time()})
+  return id, status
+end
+
+--- Run a claim's steps again under the present configuration; all claims without an id -> list of {id=, statement=, before=, status=, note=}.
+function Notebook:retest(id)
+  local rows = id and self.db:run("SELECT * FROM claim WHERE id = ?", id) or self.db:run("SELECT * FROM claim ORDER BY id")
+  if id and #rows == 0 then error("no claim " .. id, 2) end
+  local out = {}
+  for _, c in ipairs(rows) do
+    local status, note
+    if c.model ~= model_hash() then
+      status, note = "no longer testable", "another model is open"
+    else
+      local ran, ok, why = pcall(all_hold, core.json_decode(c.steps), c.question, c.reference)
+      if not ran then
+        if tostring(ok):find("interrupted", 1, true) then error(ok, 0) end
+        status, note = "no longer testable", tostring(ok)
+      else
+        status, note = ok and "holds" or "refuted", why
+      end
+    end
+    self.db:run("UPDATE claim SET status = ?, note = ?, tested = ? WHERE id = ?", status, note, os.time(), c.id)
+    out[#out + 1] = {id = c.id, statement = c.statement, before = c.status, status = status, note = note}
+  end
+  return out
+end
+
+--- All claims; refuted and untestable ones first.
+function Notebook:claims() return self.db:run("SELECT * FROM claim ORDER BY status = 'holds', id") end
+
+function Notebook:hypothesis(statement) return insert(self.db, "hypothesis", {statement = statement, made = os.time()}) end
+
+local HYPOTHESIS = {open = true, supported = true, refuted = true, superseded = true}
+--- Tasks tied to the hypothesis change with it, so that no list goes stale.
+function Notebook:resolve(id, status)
+  if not HYPOTHESIS[status] then error("a hypothesis is open, supported, refuted or superseded", 2) end
+  self.db:run("UPDATE hypothesis SET status = ? WHERE id = ?", status, id)
+  local task = status == "open" and "open" or status == "superseded" and "superseded" or "done"
+  self.db:run("UPDATE task SET status = ? WHERE hypothesis = ?", task, id)
+end
+function Notebook:hypotheses() return self.db:run("SELECT * FROM hypothesis ORDER BY id") end
+
+function Notebook:task(text, hypothesis) return insert(self.db, "task", {text = text, hypothesis = hypothesis, made = os.time()}) end
+local TASK = {open = true, ["in progress"] = true, done = true, superseded = true}
+function Notebook:task_status(id, status)
+  if not TASK[status] then error("a task is open, in progress, done or superseded", 2) end
+  self.db:run("UPDATE task SET status = ? WHERE id = ?", status, id)
+end
+function Notebook:tasks() return self.db:run("SELECT * FROM task ORDER BY id") end
+
+--- Keep the result of exp.run.
+function Notebook:experiment(name, r)
+  return insert(self.db, "experiment", {name = name, result = exp.table(r), sentences = table.concat(r.sentences, "\n"), model = model_hash(), made = os.time()})
+end
+function Notebook:experiments() return self.db:run("SELECT * FROM experiment ORDER BY id") end
+
+--- Everything as Markdown.
+function Notebook:markdown()
+  local out = {"# Notebook", ""}
+  local function add(...) out[#out + 1] = string.format(...) end
+  add("## Claims")
+  for _, c in ipairs(self:claims()) do add("- **%s** (%s, %s): %s", c.statement, c.status, os.date("!%Y-%m-%d %H:%M", c.tested), c.note or "") end
+  add("") add("## Hypotheses")
+  for _, h in ipairs(self:hypotheses()) do add("- %s (%s)", h.statement, h.status) end
+  add("") add("## Tasks")
+  for _, t in ipairs(self:tasks()) do add("- [%s] %s (%s)", t.status == "done" and "x" or " ", t.text, t.status) end
+  for _, e in ipairs(self:experiments()) do
+    add("") add("## Experiment: %s", e.name) add("")
+    add("```\n%s\n```", e.result) add("")
+    add("%s", (e.sentences:gsub("[^\n]+", "- %0")))
+  end
+  return table.concat(out, "\n") .. "\n"
+end
+
+return notebook

@@ -1,0 +1,219 @@
+#include "config.h"
+
+#include "lua/scr_script.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <lauxlib.h>
+#include <lua.h>
+#include <lualib.h>
+
+#include "lua/scr_core.h"
+#include "lua/scr_state.h"
+
+#define HOOK_STEP 5000 /* instructions between two looks at the interrupt flag */
+
+struct scr_script {
+    lua_State *L;
+    struct scr_host host;
+    bool stopped; /* an interrupt is being raised */
+};
+
+static struct scr_script *script_of(lua_State *L)
+{
+    return *(struct scr_script **)lua_getextraspace(L);
+}
+
+const struct scr_host *scr_script_host(lua_State *L)
+{
+    return &script_of(L)->host;
+}
+
+bool scr_script_interrupted(lua_State *L)
+{
+    struct scr_script *s = script_of(L);
+    if (!s->stopped && s->host.interrupted != NULL && s->host.interrupted(s->host.ctx))
+        s->stopped = true;
+    return s->stopped;
+}
+
+/* Coroutines inherit the hook, because it is set before any of them is made. */
+static void hook(lua_State *L, lua_Debug *ar)
+{
+    struct scr_script *s = script_of(L);
+    (void)ar;
+    if (scr_script_interrupted(L)) {
+        lua_sethook(L, hook, LUA_MASKLINE | LUA_MASKCOUNT, 1);
+        luaL_error(L, "interrupted");
+    }
+    if (s->host.pump != NULL)
+        s->host.pump(s->host.ctx);
+}
+
+static int l_print(lua_State *L)
+{
+    struct scr_script *s = script_of(L);
+    int n = lua_gettop(L);
+    luaL_Buffer b;
+    luaL_buffinit(L, &b);
+    for (int i = 1; i <= n; i++) {
+        luaL_tolstring(L, i, NULL);
+        luaL_addvalue(&b);
+        if (i < n)
+            luaL_addchar(&b, '\t');
+    }
+    luaL_addchar(&b, '\n');
+    luaL_pushresult(&b);
+    size_t len;
+    const char *text = lua_tolstring(L, -1, &len);
+    if (s->host.print != NULL)
+        s->host.print(s->host.ctx, text, len);
+    else
+        fwrite(text, 1, len, stdout);
+    return 0;
+}
+
+/* Runs protected. Upvalues none; arguments: the script, the folder. */
+static int fill(lua_State *L)
+{
+    const char *folder = lua_touserdata(L, 2);
+    luaL_openlibs(L);
+    lua_pushcfunction(L, l_print);
+    lua_setglobal(L, "print");
+    lua_getglobal(L, "package");
+    lua_pushfstring(L, "%s/?.lua;%s/?/init.lua;", folder, folder);
+    lua_getfield(L, -2, "path");
+    lua_concat(L, 2);
+    lua_setfield(L, -2, "path");
+    lua_pop(L, 1);
+    luaL_requiref(L, "rs.core", scr_core_open, 0);
+    lua_pop(L, 1);
+    lua_getglobal(L, "require");
+    lua_pushliteral(L, "rs");
+    lua_call(L, 1, 1);
+    lua_setglobal(L, "rs");
+    return 0;
+}
+
+/* The message with a traceback behind it; error objects keep what they say of themselves. */
+static int with_traceback(lua_State *L)
+{
+    const char *msg = luaL_tolstring(L, 1, NULL);
+    luaL_traceback(L, L, msg, 1);
+    return 1;
+}
+
+/* What lua_pcall left on the stack as err and *trace. */
+static enum rs_result report(struct scr_script *s, int status, char **trace, struct rs_error *err)
+{
+    if (trace != NULL)
+        *trace = NULL;
+    if (status == LUA_OK)
+        return RS_OK;
+    const char *text = lua_tostring(s->L, -1), *nl = text != NULL ? strchr(text, '\n') : NULL;
+    if (trace != NULL && nl != NULL)
+        *trace = strdup(nl + 1);
+    enum rs_result rc = status == LUA_ERRMEM ? RS_ENOMEM : s->stopped ? RS_ECANCELLED : RS_EFORMAT;
+    scr_state_error(err, rc, "%.*s", text != NULL ? (int)(nl != NULL ? nl - text : (long)strlen(text)) : 10, text != NULL ? text : "no message");
+    lua_settop(s->L, 0);
+    return rc;
+}
+
+enum rs_result scr_script_open(const struct scr_host *host, const char *lua_folder, struct scr_script **out, struct rs_error *err)
+{
+    struct scr_script *s = calloc(1, sizeof *s);
+    if (s == NULL || (s->L = luaL_newstate()) == NULL) {
+        free(s);
+        return scr_state_error(err, RS_ENOMEM, "out of memory for a Lua state");
+    }
+    s->host = *host;
+    *(struct scr_script **)lua_getextraspace(s->L) = s;
+    lua_sethook(s->L, hook, LUA_MASKCOUNT, HOOK_STEP);
+    lua_pushcfunction(s->L, with_traceback);
+    lua_pushcfunction(s->L, fill);
+    lua_pushlightuserdata(s->L, s);
+    lua_pushlightuserdata(s->L, (void *)(uintptr_t)lua_folder);
+    enum rs_result rc = report(s, lua_pcall(s->L, 2, 0, 1), NULL, err);
+    if (rc != RS_OK) {
+        scr_script_close(s);
+        return rc;
+    }
+    lua_settop(s->L, 0);
+    *out = s;
+    return RS_OK;
+}
+
+void scr_script_close(struct scr_script *s)
+{
+    if (s == NULL)
+        return;
+    lua_close(s->L);
+    free(s);
+}
+
+/* Run the function on top of the stack as a fresh start: an old interrupt is forgotten. */
+static enum rs_result run(struct scr_script *s, int n_args, int n_results, char **trace, struct rs_error *err)
+{
+    int at = lua_gettop(s->L) - n_args;
+    s->stopped = false;
+    lua_sethook(s->L, hook, LUA_MASKCOUNT, HOOK_STEP);
+    lua_pushcfunction(s->L, with_traceback);
+    lua_insert(s->L, at);
+    enum rs_result rc = report(s, lua_pcall(s->L, n_args, n_results, at), trace, err);
+    if (rc == RS_OK)
+        lua_remove(s->L, at);
+    return rc;
+}
+
+enum rs_result scr_script_file(struct scr_script *s, const char *path, int argc, char **argv, char **trace, struct rs_error *err)
+{
+    lua_settop(s->L, 0);
+    lua_createtable(s->L, argc, 1);
+    lua_pushstring(s->L, path);
+    lua_rawseti(s->L, -2, 0);
+    for (int i = 0; i < argc; i++) {
+        lua_pushstring(s->L, argv[i]);
+        lua_rawseti(s->L, -2, i + 1);
+    }
+    lua_setglobal(s->L, "arg");
+    enum rs_result rc = report(s, luaL_loadfilex(s->L, path, "t"), trace, err);
+    if (rc != RS_OK)
+        return rc;
+    for (int i = 0; i < argc; i++)
+        lua_pushstring(s->L, argv[i]);
+    rc = run(s, argc, 0, trace, err);
+    lua_settop(s->L, 0);
+    return rc;
+}
+
+enum rs_result scr_script_code(struct scr_script *s, const char *code, const char *name, char **trace, struct rs_error *err)
+{
+    lua_settop(s->L, 0);
+    lua_pushfstring(s->L, "return %s", code);
+    lua_pushfstring(s->L, "=%s", name);
+    int status = luaL_loadbufferx(s->L, lua_tostring(s->L, 1), strlen(lua_tostring(s->L, 1)), lua_tostring(s->L, 2), "t");
+    if (status != LUA_OK) { /* no expression: a statement */
+        lua_pop(s->L, 1);
+        status = luaL_loadbufferx(s->L, code, strlen(code), lua_tostring(s->L, 2), "t");
+    }
+    enum rs_result rc = report(s, status, trace, err);
+    if (rc != RS_OK)
+        return rc;
+    lua_remove(s->L, 1);
+    lua_remove(s->L, 1);
+    rc = run(s, 0, LUA_MULTRET, trace, err);
+    int n = lua_gettop(s->L);
+    if (rc == RS_OK && n > 0) { /* rs.pretty(values...) prints */
+        lua_getglobal(s->L, "rs");
+        lua_getfield(s->L, -1, "show");
+        lua_remove(s->L, -2);
+        lua_insert(s->L, 1);
+        rc = run(s, n, 0, trace, err);
+    }
+    lua_settop(s->L, 0);
+    return rc;
+}

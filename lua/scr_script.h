@@ -1,0 +1,37 @@
+/* scr_script.h: the state that an operator's own scripts run in.
+ *
+ * Operators' code is trusted: the whole standard library is there, require() also searches PKGDATADIR/lua and the folder of the script. What such a
+ * state does not get is the power to hang the program: a hook looks at an interrupt flag every few thousand instructions and then raises at every
+ * further line, so that a pcall() in the script cannot swallow it. One thread per state; scr_script_interrupt() may be called from any. */
+#ifndef RANKSCOPE_LUA_SCR_SCRIPT_H
+#define RANKSCOPE_LUA_SCR_SCRIPT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "engine/rankscope.h"
+
+struct scr_script;
+
+/* What the program around offers to scripts. All may be NULL. ctx is passed back. */
+struct scr_host {
+    void *ctx;
+    void (*print)(void *ctx, const char *text, size_t len);        /* print() and io.write(); NULL: stdout */
+    bool (*interrupted)(void *ctx);                                /* has the operator asked to stop? */
+    void (*pump)(void *ctx);                                       /* called now and then while Lua runs, to keep a screen alive */
+    struct rs_engine *(*engine)(void *ctx);                        /* the console's own engine, for scripts that run inside it */
+    const char *default_model;                                     /* path of the shipped model */
+};
+
+/* lua_folder: where the Lua library lies (copied). Errors: RS_ENOMEM, RS_EFORMAT (the library does not load). */
+enum rs_result scr_script_open(const struct scr_host *host, const char *lua_folder, struct scr_script **out, struct rs_error *err);
+void scr_script_close(struct scr_script *s); /* NULL is allowed */
+
+/* Run a file with arguments in `arg`. Errors: RS_EFORMAT with Lua's message (file:line) in err and the traceback in *trace (caller frees; may be
+ * NULL), RS_ECANCELLED when interrupted. */
+enum rs_result scr_script_file(struct scr_script *s, const char *path, int argc, char **argv, char **trace, struct rs_error *err);
+
+/* Run code. As an expression if it is one: its values are pretty-printed through host.print. */
+enum rs_result scr_script_code(struct scr_script *s, const char *code, const char *name, char **trace, struct rs_error *err);
+
+#endif
