@@ -75,6 +75,7 @@ shell_tests = \
 	tests/pretok.t \
 	tests/quant_gguf.t \
 	tests/reference.t \
+	tests/story.t \
 	tests/story_cli.t
 
 # What tests read.
