@@ -7,6 +7,7 @@ libkernels_a_SOURCES = \
 	kernels/cpu/matmul_impl.h \
 	kernels/cpu/matmul_portable.c \
 	kernels/cpu/matmul_simd.h \
+	kernels/cpu/matmul_simd_split.h \
 	kernels/cpu/matmul_simd_unpack.h \
 	kernels/cpu/vec.c \
 	kernels/cpu/vec.h \
@@ -15,6 +16,11 @@ libkernels_a_SOURCES = \
 	kernels/quant.c \
 	kernels/quant.h \
 	kernels/quant_encode.c \
+	kernels/quant_grid.c \
+	kernels/quant_grid.h \
+	kernels/quant_impl.h \
+	kernels/quant_iq.c \
+	kernels/quant_random.c \
 	kernels/type.c \
 	kernels/type.h
 libkernels_a_LIBADD =

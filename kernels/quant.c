@@ -1,12 +1,5 @@
 /* Block formats taken apart: the one portable decoder per format. Dequantisation and the portable matmul are built on it. */
-#include "kernels/quant.h"
-
-static float half_at(const uint8_t *p)
-{
-    uint16_t h;
-    memcpy(&h, p, sizeof h);
-    return krn_f16_to_f32(h);
-}
+#include "kernels/quant_impl.h"
 
 /* The values that the 16 codes of IQ4_NL and IQ4_XS stand for, plus 128. */
 static const uint8_t iq4_values[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
@@ -16,7 +9,7 @@ static const uint8_t iq4_values[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141
 static void split_q4_0(const uint8_t *p, uint8_t *q, float *a, float *b)
 {
     (void)b;
-    a[0] = half_at(p);
+    a[0] = quant_half_at(p);
     for (int j = 0; j < 16; j++) {
         q[j] = p[2 + j] & 15;
         q[16 + j] = p[2 + j] >> 4;
@@ -26,8 +19,8 @@ static void split_q4_0(const uint8_t *p, uint8_t *q, float *a, float *b)
 static void split_q4_1(const uint8_t *p, uint8_t *q, float *a, float *b)
 {
     split_q4_0(p + 2, q, b, NULL);
-    a[0] = half_at(p);
-    b[0] = -half_at(p + 2);
+    a[0] = quant_half_at(p);
+    b[0] = -quant_half_at(p + 2);
 }
 
 /* The fifth bits of 32 codes, as the bits of one word. */
@@ -43,21 +36,21 @@ static void split_q5_0(const uint8_t *p, uint8_t *q, float *a, float *b)
 {
     split_q4_0(p + 4, q, a, b);
     add_fifth_bits(p + 2, q);
-    a[0] = half_at(p);
+    a[0] = quant_half_at(p);
 }
 
 static void split_q5_1(const uint8_t *p, uint8_t *q, float *a, float *b)
 {
     split_q4_0(p + 6, q, a, NULL);
     add_fifth_bits(p + 4, q);
-    a[0] = half_at(p);
-    b[0] = -half_at(p + 2);
+    a[0] = quant_half_at(p);
+    b[0] = -quant_half_at(p + 2);
 }
 
 static void split_q8_0(const uint8_t *p, uint8_t *q, float *a, float *b)
 {
     (void)b;
-    a[0] = half_at(p);
+    a[0] = quant_half_at(p);
     for (int j = 0; j < 32; j++)
         q[j] = p[2 + j] ^ 0x80;
 }
@@ -82,7 +75,7 @@ static void two_bit_codes(const uint8_t *p, uint8_t *q)
 
 static void split_q2_k(const uint8_t *p, uint8_t *q, float *a, float *b)
 {
-    float d = half_at(p + 80), dmin = half_at(p + 82);
+    float d = quant_half_at(p + 80), dmin = quant_half_at(p + 82);
     for (int g = 0; g < 16; g++) {
         a[g] = d * (float)(p[g] & 15);
         b[g] = dmin * (float)(p[g] >> 4);
@@ -94,7 +87,7 @@ static void split_q3_k(const uint8_t *p, uint8_t *q, float *a, float *b)
 {
     (void)b;
     const uint8_t *scales = p + 96;
-    float d = half_at(p + 108);
+    float d = quant_half_at(p + 108);
     for (int g = 0; g < 16; g++) {
         int low = g < 8 ? scales[g] & 15 : scales[g - 8] >> 4;
         int high = scales[8 + g % 4] >> 2 * (g / 4) & 3;
@@ -108,7 +101,7 @@ static void split_q3_k(const uint8_t *p, uint8_t *q, float *a, float *b)
 /* The eight 6-bit scales and minima of Q4_K and Q5_K, with the two halves in front of them. */
 static void k_scales(const uint8_t *p, float *a, float *b)
 {
-    float d = half_at(p), dmin = half_at(p + 2);
+    float d = quant_half_at(p), dmin = quant_half_at(p + 2);
     const uint8_t *s = p + 4;
     for (int j = 0; j < 4; j++) {
         a[j] = d * (float)(s[j] & 63);
@@ -145,7 +138,7 @@ static void split_q5_k(const uint8_t *p, uint8_t *q, float *a, float *b)
 static void split_q6_k(const uint8_t *p, uint8_t *q, float *a, float *b)
 {
     (void)b;
-    float d = half_at(p + 208);
+    float d = quant_half_at(p + 208);
     for (int g = 0; g < 16; g++)
         a[g] = d * (float)(int8_t)p[192 + g];
     for (int n = 0; n < 2; n++) {
@@ -163,7 +156,7 @@ static void split_q6_k(const uint8_t *p, uint8_t *q, float *a, float *b)
 static void split_iq4_xs(const uint8_t *p, uint8_t *q, float *a, float *b)
 {
     (void)b;
-    float d = half_at(p);
+    float d = quant_half_at(p);
     uint16_t high;
     memcpy(&high, p + 2, sizeof high);
     for (int g = 0; g < 8; g++) {
@@ -189,6 +182,11 @@ static const struct format formats[KRN_TYPE_MAX] = {
     [KRN_Q5_1] = {{32, 0, true}, split_q5_1},  [KRN_Q8_0] = {{32, 7, false}, split_q8_0}, [KRN_IQ4_NL] = {{32, 7, false}, split_iq4_nl},
     [KRN_Q2_K] = {{16, 0, true}, split_q2_k},  [KRN_Q3_K] = {{16, 2, false}, split_q3_k}, [KRN_Q4_K] = {{32, 0, true}, split_q4_k},
     [KRN_Q5_K] = {{32, 0, true}, split_q5_k},  [KRN_Q6_K] = {{16, 5, false}, split_q6_k}, [KRN_IQ4_XS] = {{32, 7, false}, split_iq4_xs},
+    [KRN_IQ2_XXS] = {{32, 7, false}, quant_split_iq2_xxs}, [KRN_IQ2_XS] = {{16, 7, false}, quant_split_iq2_xs},
+    [KRN_IQ2_S] = {{16, 7, false}, quant_split_iq2_s},     [KRN_IQ3_XXS] = {{32, 7, false}, quant_split_iq3_xxs},
+    [KRN_IQ3_S] = {{32, 7, false}, quant_split_iq3_s},     [KRN_IQ1_S] = {{32, 7, false}, quant_split_iq1_s},
+    [KRN_IQ1_M] = {{16, 7, false}, quant_split_iq1_m},     [KRN_MXFP4] = {{32, 4, false}, quant_split_mxfp4},
+    [KRN_TQ1_0] = {{32, 0, false}, quant_split_tq1_0},     [KRN_TQ2_0] = {{32, 0, false}, quant_split_tq2_0},
 };
 
 struct krn_quant_form krn_quant_form(uint32_t type)
@@ -250,7 +248,7 @@ void krn_dequant_row(uint32_t type, const void *src, float *dst, size_t n)
     case KRN_F32: memcpy(dst, src, n * sizeof *dst); return;
     case KRN_F16:
         for (size_t i = 0; i < n; i++)
-            dst[i] = half_at(p + 2 * i);
+            dst[i] = quant_half_at(p + 2 * i);
         return;
     case KRN_BF16:
         for (size_t i = 0; i < n; i++) {

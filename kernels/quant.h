@@ -21,9 +21,13 @@ extern "C" {
 /* n weights of a type that computes, n a multiple of its block, to floats. The reference: the format's own formula, operation by operation. */
 void krn_dequant_row(uint32_t type, const void *src, float *dst, size_t n);
 
-/* The opposite, for every type that computes. Scales are searched by least squares. Weights must be finite: a block that holds an
+/* The opposite, for every type that encodes. Scales are searched by least squares. Weights must be finite: a block that holds an
  * infinity or a NaN comes back as garbage of that block. */
 void krn_quant_row(uint32_t type, const float *src, void *dst, size_t n);
+
+/* n weights made up: blocks of any type that computes with random codes and fixed scales, the weights' standard deviation about `scale`, a power
+ * of two at best. Fast; deterministic in *seed, which moves on. */
+void krn_quant_random(uint32_t type, uint64_t *seed, float scale, void *dst, size_t n);
 
 /* ---- the inside of a quantised row ---- */
 

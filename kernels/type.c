@@ -1,8 +1,9 @@
 /* The table of weight types. */
 #include "kernels/type.h"
 
-#define TYPE(id, elems, bytes, has_kernels, is_quantised)                                                                                  \
-    [KRN_##id] = {.name = #id, .block_elems = (elems), .block_bytes = (bytes), .computes = (has_kernels), .quantised = (is_quantised)}
+#define TYPE(id, elems, bytes, has_encoder, is_quantised)                                                                                  \
+    [KRN_##id] = {                                                                                                                         \
+        .name = #id, .block_elems = (elems), .block_bytes = (bytes), .computes = true, .encodes = (has_encoder), .quantised = (is_quantised)}
 
 static const struct krn_type_info types[KRN_TYPE_MAX] = {
     TYPE(F32, 1, 4, true, false),

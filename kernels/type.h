@@ -24,6 +24,7 @@ struct krn_type_info {
     uint16_t block_elems; /* weights per block: 1, 32 or 256 */
     uint16_t block_bytes; /* bytes per block */
     bool computes;        /* kernels exist; false: known by name, rejected by the loader */
+    bool encodes;         /* krn_quant_row() writes it */
     bool quantised;       /* the int8 path applies (matmul=int8); false for F32, F16, BF16 */
 };
 

@@ -3,6 +3,7 @@ dist_noinst_SCRIPTS += \
 	scripts/check \
 	scripts/dump-transformers.py \
 	scripts/packages \
+	scripts/quant-grids \
 	scripts/reference.py \
 	scripts/start
 EXTRA_DIST += \

@@ -48,6 +48,16 @@ static void *must(void *p)
     return p;
 }
 
+/* n weights of any type: these values, or random blocks where nothing encodes the type. */
+static void make_row(uint32_t type, const float *values, void *row, size_t n)
+{
+    static uint64_t blocks = 3;
+    if (krn_type_info(type)->encodes)
+        krn_quant_row(type, values, row, n);
+    else
+        krn_quant_random(type, &blocks, 0.05f, row, n);
+}
+
 static struct problem problem_new(uint32_t type, bool q8, size_t k, size_t rows, size_t cols)
 {
     struct problem p = {.info = krn_type_info(type), .q8 = q8};
@@ -61,7 +71,7 @@ static struct problem problem_new(uint32_t type, bool q8, size_t k, size_t rows,
     for (size_t i = 0; i < cols * k; i++)
         p.x[i] = random_normal();
     for (size_t r = 0; r < rows; r++) {
-        krn_quant_row(type, p.w_values + r * k, w + r * row_bytes, k);
+        make_row(type, p.w_values + r * k, w + r * row_bytes, k);
         krn_dequant_row(type, w + r * row_bytes, p.w_values + r * k, k);
     }
     for (size_t j = 0; q8 && j < cols; j++) {
@@ -314,7 +324,8 @@ static int packed_faults(const struct krn_cpu_matmul *isa, const struct problem 
 /* ---- tests ---- */
 
 static const uint32_t all_types[] = {KRN_F32,  KRN_F16,  KRN_BF16, KRN_Q4_0, KRN_Q4_1, KRN_Q5_0,   KRN_Q5_1,  KRN_Q8_0,
-                                     KRN_Q2_K, KRN_Q3_K, KRN_Q4_K, KRN_Q5_K, KRN_Q6_K, KRN_IQ4_NL, KRN_IQ4_XS};
+                                     KRN_Q2_K, KRN_Q3_K, KRN_Q4_K, KRN_Q5_K, KRN_Q6_K, KRN_IQ4_NL, KRN_IQ4_XS,
+                                     KRN_IQ2_XXS, KRN_IQ2_XS, KRN_IQ2_S, KRN_IQ3_XXS, KRN_IQ3_S, KRN_IQ1_S, KRN_IQ1_M, KRN_TQ1_0, KRN_TQ2_0, KRN_MXFP4};
 
 static const struct {
     size_t k, rows, cols; /* k in blocks of 32 where the type allows, else rounded up to 256 */
@@ -392,7 +403,7 @@ static void test_rows(const struct krn_cpu_matmul *isa)
         size_t n = krn_type_info(all_types[t])->block_elems == 1 ? N - 3 : N;
         for (size_t i = 0; i < N; i++)
             values[i] = random_normal();
-        krn_quant_row(all_types[t], values, row, n);
+        make_row(all_types[t], values, row, n);
         poison(want, N + 1);
         poison(got, N + 1);
         krn_dequant_row(all_types[t], row, want, n);
@@ -426,7 +437,7 @@ static void test_empty(const struct krn_cpu_matmul *isa)
 int main(void)
 {
     static const char *const names[] = {"portable", "avx2", "avx512"};
-    enum { CASES = 15 + 12, PACKED = 10, PER_ISA = 5 * CASES + PACKED + 3 };
+    enum { CASES = 25 + 22, PACKED = 10, PER_ISA = 5 * CASES + PACKED + 3 };
     int plan = 1 - CASES; /* the portable version is not compared with itself */
     for (int i = 0; i < KRN_ISA_COUNT; i++)
         plan += krn_cpu_matmul((enum krn_isa)i) != NULL ? PER_ISA : 1;

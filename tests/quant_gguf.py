@@ -10,7 +10,8 @@ BLOCKS = 2000
 # Where the half-precision scales of a block are. Infinities and NaNs there are made finite: their products have no one bit pattern.
 SCALES = {
     "F16": [0], "BF16": [], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108],
-    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0],
+    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0], "IQ2_XXS": [0], "IQ2_XS": [0], "IQ2_S": [0], "IQ3_XXS": [0], "IQ3_S": [0], "IQ1_S": [0],
+    "IQ1_M": [], "TQ1_0": [52], "TQ2_0": [64], "MXFP4": [],
 }
 
 
@@ -20,6 +21,9 @@ def random_blocks(rng, name):
     for at in SCALES[name]:
         odd = (blocks[:, at + 1] & 0x7C) == 0x7C
         blocks[odd, at + 1] ^= 0x40
+    if name == "IQ1_M":  # the scale's upper four bits are those of the last word
+        odd = (blocks[:, 55] & 0x70) == 0x70
+        blocks[odd, 55] ^= 0x40
     if name == "BF16":
         odd = ((blocks[:, 1] & 0x7F) == 0x7F) & (blocks[:, 0] >= 0x80)
         blocks[odd, 1] ^= 0x40

@@ -359,6 +359,30 @@ static void test_q8(void)
     tap_ok(b[0].d == 0 && q[0] == 0, "magnitudes near the end of the float range count as zero");
 }
 
+/* ---- made-up blocks ---- */
+
+static void test_random(void)
+{
+    enum { N = 256 * 64 };
+    static float y[N];
+    static uint8_t row[N * sizeof(float)];
+    for (uint32_t type = 0; type < KRN_TYPE_MAX; type++) {
+        if (krn_type_info(type) == NULL)
+            continue;
+        uint64_t blocks = 9;
+        double sum = 0, squares = 0;
+        krn_quant_random(type, &blocks, 0.03125f, row, N);
+        krn_dequant_row(type, row, y, N);
+        for (int i = 0; i < N; i++) {
+            sum += (double)y[i];
+            squares += (double)y[i] * (double)y[i];
+        }
+        double mean = sum / N, deviation = sqrt(squares / N - mean * mean) / 0.03125;
+        tap_ok(deviation > 0.7 && deviation < 1.4 && fabs(mean) < 0.01, "%s: made-up weights have deviation %.2f of what was asked, mean %.4f",
+               krn_type_info(type)->name, deviation, mean);
+    }
+}
+
 int main(void)
 {
     test_types();
@@ -366,6 +390,7 @@ int main(void)
     test_bf16();
     test_formats();
     test_encoder();
+    test_random();
     test_q8();
     return tap_done();
 }

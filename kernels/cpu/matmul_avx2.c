@@ -93,8 +93,10 @@ static void tile_q8(struct krn_quant_form form, const struct krn_panel *p, size_
             tile_all(&t, n_cols, 32, true, 5);
         else if (form.minima)
             tile_all(&t, n_cols, 16, true, 5);
-        else if (form.zero_shift == 7)
+        else if (form.zero_shift == 7 && form.group == 32)
             tile_all(&t, n_cols, 32, false, 8);
+        else if (form.zero_shift == 7)
+            tile_all(&t, n_cols, 16, false, 8);
         else if (form.zero_shift == 5)
             tile_all(&t, n_cols, 16, false, 6);
         else if (form.group == 16)

@@ -188,6 +188,15 @@ GEMV(Q5_K, 32, true, 0)
 GEMV(Q6_K, 16, false, 5)
 GEMV(IQ4_XS, 32, false, 7)
 
+static void gemv_split(const struct krn_matmul *m, size_t row, size_t end, const uint8_t *x, float *y, float scale)
+{
+    const struct krn_quant_form form = krn_quant_form(m->type);
+    if (form.group == 32)
+        gemv_type(m, row, end, x, y, scale, m->type, 32, false, form.zero_shift);
+    else
+        gemv_type(m, row, end, x, y, scale, m->type, 16, false, form.zero_shift);
+}
+
 static void gemv_q8(const struct krn_matmul *m, size_t row, size_t end, const uint8_t *x, float *y, float scale)
 {
     static void (*const by_type[KRN_TYPE_MAX])(const struct krn_matmul *, size_t, size_t, const uint8_t *, float *, float) = {
@@ -195,7 +204,10 @@ static void gemv_q8(const struct krn_matmul *m, size_t row, size_t end, const ui
         [KRN_Q8_0] = gemv_Q8_0, [KRN_Q2_K] = gemv_Q2_K, [KRN_Q3_K] = gemv_Q3_K,     [KRN_Q4_K] = gemv_Q4_K,
         [KRN_Q5_K] = gemv_Q5_K, [KRN_Q6_K] = gemv_Q6_K, [KRN_IQ4_NL] = gemv_IQ4_NL, [KRN_IQ4_XS] = gemv_IQ4_XS,
     };
-    by_type[m->type](m, row, end, x, y, scale);
+    if (by_type[m->type] != NULL)
+        by_type[m->type](m, row, end, x, y, scale);
+    else
+        gemv_split(m, row, end, x, y, scale);
 }
 
 /* ---- floats ---- */

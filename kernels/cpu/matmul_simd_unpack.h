@@ -35,6 +35,8 @@ INLINE void set_b(const struct sink *s, size_t group, vflt b)
     f_store(s->b[group], b);
 }
 
+#include "kernels/cpu/matmul_simd_split.h"
+
 /* ---- small pieces ---- */
 
 /* (v >> shift) & mask in every byte; mask has no more than 8 - shift bits. */
@@ -439,7 +441,7 @@ INLINE void unpack_type(const uint32_t type, struct krn_rows rows, size_t n, con
     case KRN_Q5_K: unpack_q5_k(rows, s, pack); break;
     case KRN_Q6_K: unpack_q6_k(rows, s, pack); break;
     case KRN_IQ4_XS: unpack_iq4_xs(rows, s, pack); break;
-    default: break;
+    default: unpack_split(type, rows.w, rows.stride, n, s, pack); break;
     }
 }
 
