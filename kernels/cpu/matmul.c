@@ -75,6 +75,8 @@ static size_t packed_panel_bytes(uint32_t type, size_t k)
 size_t krn_packed_bytes(uint32_t type, size_t rows, size_t k)
 {
     const struct krn_type_info *info = krn_type_info(type);
+    if (type == KRN_IQ1_M) /* whole words, but taken apart by krn_quant_split(), which reads rows as they are in the file */
+        return 0;
     if (!info->quantised || k == 0 || (info->block_bytes % sizeof(uint32_t) != 0 && apart(type) < 0))
         return 0;
     return (rows + PANEL_ROWS - 1) / PANEL_ROWS * packed_panel_bytes(type, k);
