@@ -43,6 +43,8 @@ libengine_a_SOURCES = \
 	engine/guard.h \
 	engine/health.c \
 	engine/health.h \
+	engine/hist.c \
+	engine/hist.h \
 	engine/hparams.c \
 	engine/hparams.h \
 	engine/impl.h \

@@ -30,12 +30,16 @@ static enum rs_result msg_stats(struct engine *e, struct msg *m, struct args *a,
 
 static enum rs_result msg_allreduce(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
+    const char *mode = NULL;
+    args_str(a, "mode", &mode);
     enum rs_result rc = args_end(a);
     if (rc == RS_OK)
         rc = msg_need_model(e, "allreduce", err);
+    if (rc == RS_OK && mode != NULL && strcmp(mode, "graph") != 0 && strcmp(mode, "eager") != 0)
+        rc = error_set(err, RS_EUSAGE, "allreduce: mode must be graph or eager, not '%.20s'", mode);
     if (rc != RS_OK)
         return rc;
-    json_t *o = timing_allreduce_json(e->timing);
+    json_t *o = timing_allreduce_json(e->timing, mode != NULL ? mode[0] == 'g' : timing_mode(e->timing));
     json_object_update(m->reply, o);
     json_decref(o);
     return RS_OK;

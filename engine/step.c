@@ -374,7 +374,7 @@ static enum rs_result run_batch(struct engine *e, const struct probe_set *copies
         check_watches(e, walk, of_streams);
     e->steps++;
     uint32_t n_ops;
-    struct timing_step ts = {.prog = &e->rt->prog, .op_us = b->ops->op_us(b, &n_ops), .wall_us = *wall_us, .graph = st.graph, .decode = decode,
+    struct timing_step ts = {.prog = &e->rt->prog, .choices = st.choices, .op_us = b->ops->op_us(b, &n_ops), .wall_us = *wall_us, .graph = st.graph, .decode = decode,
                              .rows = e->batch.n_rows};
     timing_step(e->timing, &ts);
     return RS_OK;

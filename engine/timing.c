@@ -6,21 +6,20 @@
 #include <string.h>
 
 #include "engine/error.h"
+#include "engine/hist.h"
 
 enum { WINDOW = 1024, AR_WINDOW = 4096 };
 
-/* The last values of a quantity; percentiles are taken by sorting a copy when somebody asks. */
+/* The last values of a quantity; exact percentiles are taken by sorting a copy when somebody asks. */
 struct ring {
     float v[WINDOW];
     uint32_t n; /* values ever put */
 };
 
+/* All-reduces of one rank in one mode. */
 struct rank_times {
-    float ar[AR_WINDOW];    /* wait + transfer of single all-reduces */
-    float wait[AR_WINDOW];
-    uint32_t n;
-    double busy_us, wait_us, transfer_us; /* of the last step */
-    double sum_wait, sum_transfer;
+    struct hist ar, wait; /* ar: wait + transfer */
+    double sum_wait, sum_transfer, sum_bytes;
     uint64_t count;
 };
 
@@ -33,12 +32,21 @@ struct mode_times {
 };
 
 struct timing {
-    uint32_t n_ranks, n_layers, n_ops;
-    struct rank_times *rank;      /* [n_ranks] */
+    uint32_t n_ranks, n_layers;
+    struct rank_times *rank[2];   /* [graph][n_ranks] */
     struct mode_times mode[2][2]; /* [graph][decode] */
+    struct hist step[2];          /* wall time of decode steps, by mode, for the snapshot */
+    struct hist scratch;          /* for merging */
+    struct rank_step *last_step;  /* [n_ranks] */
     struct timing_ar last;
     double step_us;
+    bool graph;                   /* mode of the last step */
     uint64_t bytes_per_row;       /* of one all-reduce */
+};
+
+/* The last step of one rank. */
+struct rank_step {
+    double clock, busy_us, wait_us, transfer_us;
 };
 
 enum rs_result timing_open(const struct program *p, struct timing **out, struct rs_error *err)
@@ -49,14 +57,21 @@ enum rs_result timing_open(const struct program *p, struct timing **out, struct 
         t->n_ranks = p->n_ranks;
         t->n_layers = p->hp->n_layers;
         t->bytes_per_row = (uint64_t)p->hp->n_embd * sizeof(float);
-        t->rank = calloc(t->n_ranks, sizeof *t->rank);
-        ok = t->rank != NULL;
+        t->last_step = calloc(t->n_ranks, sizeof *t->last_step);
+        ok = t->last_step != NULL;
+        for (int g = 0; g < 2 && ok; g++)
+            ok = (t->rank[g] = calloc(t->n_ranks, sizeof **t->rank)) != NULL;
         for (int i = 0; i < 4 && ok; i++)
             ok = (t->mode[i / 2][i % 2].layer_us = calloc(t->n_layers + 1, sizeof(double))) != NULL;
     }
     if (!ok) {
         timing_close(t);
         return error_set(err, RS_ENOMEM, "out of memory for timings");
+    }
+    for (int g = 0; g < 2; g++) {
+        t->step[g].window = WINDOW;
+        for (uint32_t r = 0; r < t->n_ranks; r++)
+            t->rank[g][r].ar.window = t->rank[g][r].wait.window = AR_WINDOW;
     }
     *out = t;
     return RS_OK;
@@ -68,7 +83,9 @@ void timing_close(struct timing *t)
         return;
     for (int i = 0; i < 4; i++)
         free(t->mode[i / 2][i % 2].layer_us);
-    free(t->rank);
+    for (int g = 0; g < 2; g++)
+        free(t->rank[g]);
+    free(t->last_step);
     free(t);
 }
 
@@ -81,54 +98,91 @@ void timing_reset(struct timing *t)
         memset(m, 0, sizeof *m);
         m->layer_us = layers;
     }
-    memset(t->rank, 0, t->n_ranks * sizeof *t->rank);
+    for (int g = 0; g < 2; g++) {
+        hist_reset(&t->step[g]);
+        for (uint32_t r = 0; r < t->n_ranks; r++) {
+            struct rank_times *k = &t->rank[g][r];
+            hist_reset(&k->ar);
+            hist_reset(&k->wait);
+            k->sum_wait = k->sum_transfer = k->sum_bytes = 0;
+            k->count = 0;
+        }
+    }
+}
+
+/* Of the time that a rank spent in an all-reduce, the part before it arrived: what the patch delay makes it late by, and what the operating
+ * system adds to that, which is all that it took longer than the slowest of the others. */
+static double lateness(const struct choice *c, uint32_t rank, const float *us, uint32_t n)
+{
+    double mine = (double)us[rank], slowest = 0, late;
+    if (c == NULL || c->delay_rank < 0 || (uint32_t)c->delay_rank != rank)
+        return 0;
+    for (uint32_t r = 0; r < n; r++)
+        slowest = r != rank && (double)us[r] > slowest ? (double)us[r] : slowest;
+    late = mine - slowest > (double)c->delay_us ? mine - slowest : (double)c->delay_us;
+    return late < mine ? late : mine;
+}
+
+/* A collective: it starts when the last rank has arrived. Returns wait and transfer, summed over ranks. */
+static double collective(struct timing *t, const struct timing_step *s, const struct choice *c, const float *us)
+{
+    double ready = 0, sum = 0;
+    for (uint32_t r = 0; r < t->n_ranks; r++) {
+        struct rank_step *k = &t->last_step[r];
+        double late = lateness(c, r, us, t->n_ranks);
+        k->clock += late;
+        k->busy_us += late;
+        ready = k->clock > ready ? k->clock : ready;
+    }
+    for (uint32_t r = 0; r < t->n_ranks; r++) {
+        struct rank_step *k = &t->last_step[r];
+        struct rank_times *m = &t->rank[s->graph][r];
+        double wait = ready - k->clock, transfer = (double)us[r] - lateness(c, r, us, t->n_ranks);
+        hist_add(&m->wait, wait);
+        hist_add(&m->ar, wait + transfer);
+        m->sum_wait += wait;
+        m->sum_transfer += transfer;
+        m->sum_bytes += (double)(t->bytes_per_row * s->rows);
+        m->count++;
+        k->wait_us += wait;
+        k->transfer_us += transfer;
+        k->clock = ready + transfer;
+        sum += wait + transfer;
+    }
+    return sum;
 }
 
 void timing_step(struct timing *t, const struct timing_step *s)
 {
     uint32_t n = t->n_ranks, count = 0;
-    double clock[RS_MAX_RANKS] = {0}, ar_sum = 0;
+    double ar_sum = 0, end = 0;
     struct mode_times *m = &t->mode[s->graph][s->decode];
-    for (uint32_t r = 0; r < n; r++)
-        t->rank[r].busy_us = t->rank[r].wait_us = t->rank[r].transfer_us = 0;
+    memset(t->last_step, 0, n * sizeof *t->last_step);
     for (uint32_t i = 0; i < s->prog->n_ops; i++) {
         const struct op *op = &s->prog->ops[i];
         const float *us = s->op_us + (size_t)i * n;
-        double slowest = 0, ready = 0;
+        double slowest = 0;
         for (uint32_t r = 0; r < n; r++)
             slowest = (double)us[r] > slowest ? (double)us[r] : slowest;
         if (op->kind == OP_ALLREDUCE) {
-            for (uint32_t r = 0; r < n; r++)
-                ready = clock[r] > ready ? clock[r] : ready;
-            for (uint32_t r = 0; r < n; r++) {
-                struct rank_times *k = &t->rank[r];
-                double wait = ready - clock[r];
-                k->wait[k->n % AR_WINDOW] = (float)wait;
-                k->ar[k->n++ % AR_WINDOW] = (float)(wait + (double)us[r]);
-                k->wait_us += wait;
-                k->transfer_us += (double)us[r];
-                k->count++;
-                clock[r] = ready + (double)us[r];
-                ar_sum += wait + (double)us[r];
-            }
+            ar_sum += collective(t, s, s->choices != NULL ? &s->choices[i] : NULL, us);
             count++;
         } else {
             for (uint32_t r = 0; r < n; r++) {
-                clock[r] += (double)us[r];
-                t->rank[r].busy_us += (double)us[r];
+                t->last_step[r].clock += (double)us[r];
+                t->last_step[r].busy_us += (double)us[r];
             }
         }
         m->kind_us[op->kind] += slowest;
         m->layer_us[op->layer >= 0 && (uint32_t)op->layer < t->n_layers ? (uint32_t)op->layer : t->n_layers] += slowest;
     }
-    double end = 0;
-    for (uint32_t r = 0; r < n; r++) {
-        end = clock[r] > end ? clock[r] : end;
-        t->rank[r].sum_wait += t->rank[r].wait_us;
-        t->rank[r].sum_transfer += t->rank[r].transfer_us;
-    }
+    for (uint32_t r = 0; r < n; r++)
+        end = t->last_step[r].clock > end ? t->last_step[r].clock : end;
     t->last = (struct timing_ar){.count = count, .mean_us = count ? (float)(ar_sum / count / n) : 0, .share = end > 0 ? (float)(ar_sum / n / end) : 0};
     t->step_us = s->wall_us;
+    t->graph = s->graph;
+    if (s->decode)
+        hist_add(&t->step[s->graph], s->wall_us);
     m->wall.v[m->wall.n++ % WINDOW] = (float)s->wall_us;
     m->steps++;
     m->rows += s->rows;
@@ -158,38 +212,40 @@ struct timing_ar timing_last(const struct timing *t)
     return t->last;
 }
 
-struct timing_ar timing_recent(const struct timing *t)
+struct timing_ar timing_recent(struct timing *t)
 {
-    static const uint32_t MOST = 512;
     struct timing_ar a = t->last;
-    float tmp[512 * 4];
-    uint32_t m = 0;
     double sum = 0;
-    for (uint32_t r = 0; r < t->n_ranks && m < 2048; r++) { /* a sample over the ranks is enough for a percentile */
-        const struct rank_times *k = &t->rank[r];
-        uint32_t have = k->n < AR_WINDOW ? k->n : AR_WINDOW, take = have < MOST ? have : MOST;
-        for (uint32_t i = 0; i < take && m < 2048; i++, m++)
-            sum += (double)(tmp[m] = k->ar[(k->n - 1 - i) % AR_WINDOW]);
+    uint64_t count = 0;
+    hist_reset(&t->scratch);
+    for (uint32_t r = 0; r < t->n_ranks; r++) {
+        const struct rank_times *k = &t->rank[t->graph][r];
+        hist_merge(&t->scratch, &k->ar);
+        sum += k->sum_wait + k->sum_transfer;
+        count += k->count;
     }
-    if (m == 0)
+    if (count == 0)
         return a;
-    qsort(tmp, m, sizeof *tmp, by_value);
-    a.mean_us = (float)(sum / m);
-    a.p99_us = tmp[(uint32_t)(0.99 * (m - 1) + 0.5)];
+    a.mean_us = (float)(sum / (double)count);
+    a.p99_us = hist_quantile(&t->scratch, 0.99);
     return a;
 }
 
 void timing_fill(const struct timing *t, struct rs_snapshot *out)
 {
     out->step_us = (float)t->step_us;
-    out->step_p50_us = out->step_p99_us = NAN;
+    out->step_p50_us = hist_quantile(&t->step[t->graph], 0.5);
+    out->step_p99_us = hist_quantile(&t->step[t->graph], 0.99);
     for (uint32_t r = 0; r < t->n_ranks && r < RS_MAX_RANKS; r++) {
-        const struct rank_times *k = &t->rank[r];
+        const struct rank_step *k = &t->last_step[r];
+        const struct rank_times *m = &t->rank[t->graph][r];
         struct rs_rank_snapshot *o = &out->rank[r];
         o->busy_us = (float)k->busy_us;
         o->ar_wait_us = (float)k->wait_us;
         o->ar_transfer_us = (float)k->transfer_us;
-        o->ar_count = k->count;
+        o->ar_p50_us = hist_quantile(&m->ar, 0.5);
+        o->ar_p99_us = hist_quantile(&m->ar, 0.99);
+        o->ar_count = t->rank[0][r].count + t->rank[1][r].count;
     }
 }
 
@@ -222,21 +278,57 @@ json_t *timing_stats_json(const struct timing *t)
                      "eager", mode_json(t, &t->mode[0][0]), "graph", mode_json(t, &t->mode[1][0]));
 }
 
-json_t *timing_allreduce_json(const struct timing *t)
+/* The counts of buckets lo .. hi. */
+static json_t *buckets(const struct hist *h, uint32_t lo, uint32_t hi)
 {
-    float tmp[AR_WINDOW];
-    json_t *ranks = json_array();
-    for (uint32_t r = 0; r < t->n_ranks; r++) {
-        const struct rank_times *k = &t->rank[r];
-        double us = k->count ? (k->sum_wait + k->sum_transfer) / (double)k->count : NAN;
-        double algbw = us > 0 ? (double)t->bytes_per_row / us / 1e3 : NAN; /* GB/s = bytes / us / 1000 */
-        json_array_append_new(
-            ranks, json_pack("{s:i,s:I,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "rank", (int)r, "count", (json_int_t)k->count, "p50_us",
-                             number((double)quantile(k->ar, k->n, AR_WINDOW, 0.5, tmp)), "p99_us", number((double)quantile(k->ar, k->n, AR_WINDOW, 0.99, tmp)),
-                             "mean_us", number(us), "wait_mean_us", number(k->count ? k->sum_wait / (double)k->count : NAN), "wait_p99_us",
-                             number((double)quantile(k->wait, k->n, AR_WINDOW, 0.99, tmp)), "transfer_mean_us",
-                             number(k->count ? k->sum_transfer / (double)k->count : NAN), "algbw_gbs", number(algbw), "busbw_gbs",
-                             number(t->n_ranks > 1 ? algbw * 2 * (t->n_ranks - 1) / t->n_ranks : NAN)));
-    }
-    return json_pack("{s:b,s:i,s:I,s:o}", "simulated", 1, "per_step", (int)t->last.count, "bytes_per_row", (json_int_t)t->bytes_per_row, "ranks", ranks);
+    json_t *a = json_array();
+    for (uint32_t i = lo; i <= hi; i++)
+        json_array_append_new(a, json_integer(hist_at(h, i)));
+    return a;
+}
+
+static json_t *rank_json(const struct timing *t, uint32_t r, const struct rank_times *k, uint32_t lo, uint32_t hi)
+{
+    double n = (double)k->count, sum = k->sum_wait + k->sum_transfer;
+    double algbw = sum > 0 ? k->sum_bytes / sum / 1e3 : NAN; /* GB/s = bytes / us / 1000 */
+    json_t *o = json_pack("{s:i,s:I}", "rank", (int)r, "count", (json_int_t)k->count);
+    json_object_set_new(o, "mean_us", number(k->count ? sum / n : NAN));
+    json_object_set_new(o, "p50_us", number((double)hist_quantile(&k->ar, 0.5)));
+    json_object_set_new(o, "p99_us", number((double)hist_quantile(&k->ar, 0.99)));
+    json_object_set_new(o, "wait_mean_us", number(k->count ? k->sum_wait / n : NAN));
+    json_object_set_new(o, "wait_p50_us", number((double)hist_quantile(&k->wait, 0.5)));
+    json_object_set_new(o, "wait_p99_us", number((double)hist_quantile(&k->wait, 0.99)));
+    json_object_set_new(o, "transfer_mean_us", number(k->count ? k->sum_transfer / n : NAN));
+    json_object_set_new(o, "algbw_gbs", number(algbw));
+    json_object_set_new(o, "busbw_gbs", number(t->n_ranks > 1 ? algbw * 2 * (t->n_ranks - 1) / t->n_ranks : NAN));
+    json_object_set_new(o, "histogram", buckets(&k->ar, lo, hi));
+    json_object_set_new(o, "wait_histogram", buckets(&k->wait, lo, hi));
+    return o;
+}
+
+json_t *timing_allreduce_json(const struct timing *t, bool graph)
+{
+    const struct rank_times *k = t->rank[graph];
+    json_t *ranks = json_array(), *bounds = json_array();
+    uint32_t lo = HIST_BUCKETS, hi = 0;
+    for (uint32_t r = 0; r < t->n_ranks; r++)
+        for (uint32_t i = 0; i < HIST_BUCKETS; i++)
+            if (hist_at(&k[r].ar, i) + hist_at(&k[r].wait, i) != 0) {
+                lo = i < lo ? i : lo;
+                hi = i > hi ? i : hi;
+            }
+    for (uint32_t i = lo; i <= hi; i++)
+        json_array_append_new(bounds, number(hist_bound(i)));
+    for (uint32_t r = 0; r < t->n_ranks; r++)
+        json_array_append_new(ranks, rank_json(t, r, &k[r], lo, hi));
+    json_t *o = json_pack("{s:b,s:s,s:i,s:I}", "simulated", 1, "mode", graph ? "graph" : "eager", "per_step", (int)t->last.count, "bytes_per_row",
+                          (json_int_t)t->bytes_per_row);
+    json_object_set_new(o, "bounds_us", bounds);
+    json_object_set_new(o, "ranks", ranks);
+    return o;
+}
+
+bool timing_mode(const struct timing *t)
+{
+    return t->graph;
 }

@@ -6,6 +6,7 @@
 #define RANKSCOPE_ENGINE_TIMING_H
 
 #include <jansson.h>
+#include <stdbool.h>
 
 #include "engine/backend.h"
 #include "engine/plan.h"
@@ -18,6 +19,7 @@ void timing_close(struct timing *t); /* NULL is allowed */
 
 struct timing_step {
     const struct program *prog;
+    const struct choice *choices; /* [op]: who is late on purpose; NULL: nobody */
     const float *op_us;   /* [op][rank] */
     double wall_us;
     bool graph;
@@ -34,11 +36,14 @@ struct timing_ar {
 void timing_step(struct timing *t, const struct timing_step *s);
 struct timing_ar timing_last(const struct timing *t);
 /* All-reduce figures over the recent window. */
-struct timing_ar timing_recent(const struct timing *t);
+struct timing_ar timing_recent(struct timing *t);
 void timing_fill(const struct timing *t, struct rs_snapshot *out);
 
 json_t *timing_stats_json(const struct timing *t);
-json_t *timing_allreduce_json(const struct timing *t);
+/* All-reduces in graph or eager mode: per rank figures, and histograms over the same buckets (bounds_us: their upper ends). */
+json_t *timing_allreduce_json(const struct timing *t, bool graph);
+/* Was the last step a replay of a graph? */
+bool timing_mode(const struct timing *t);
 void timing_reset(struct timing *t);
 
 #endif
