@@ -64,14 +64,32 @@ static double now_us(void)
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
+/* Ticks and time of one moment. Between the two readings the thread may lose its core for milliseconds, so the narrowest of several pairs counts. */
+static uint64_t moment(double *us)
+{
+    uint64_t best = UINT64_MAX, at = 0;
+    *us = 0;
+    for (int i = 0; i < 16; i++) {
+        uint64_t a = tick();
+        double t = now_us();
+        uint64_t b = tick();
+        if (b - a < best) {
+            best = b - a;
+            at = a + (b - a) / 2;
+            *us = t;
+        }
+    }
+    return at;
+}
+
 static double calibrate(void)
 {
-    double t0 = now_us(), t1;
-    uint64_t a = tick();
+    double t0, t1;
+    uint64_t a = moment(&t0), b;
     do
-        t1 = now_us();
+        b = moment(&t1);
     while (t1 - t0 < 2000);
-    return (t1 - t0) / (double)(tick() - a);
+    return (t1 - t0) / (double)(b - a);
 }
 
 enum rs_result exec_open(struct cpu *c, struct exec **out, struct rs_error *err)
