@@ -60,16 +60,18 @@ static void drop_sequences(struct engine *e)
         e->seqs = s->next;
         seq_free(s);
     }
-    e->n_done = 0;
+    e->seqs_last = NULL;
+    e->wait = e->done = (struct seq_queue){0};
+    e->n_run = e->n_in_batch = 0;
+    e->starved = NULL;
 }
 
 void engine_unload(struct engine *e)
 {
-    for (struct seq *s = e->seqs, *next; s != NULL; s = next) {
-        next = s->next;
-        if (s->state != SEQ_DONE)
-            step_finish(e, s, SEQ_STOP_CANCELLED);
-    }
+    while (e->n_run > 0)
+        step_finish(e, e->run[e->n_run - 1], SEQ_STOP_CANCELLED);
+    while (e->wait.first != NULL)
+        step_finish(e, e->wait.first, SEQ_STOP_CANCELLED);
     drop_sequences(e);
     sched_free_arrays(e);
     timing_close(e->timing);
@@ -120,6 +122,8 @@ void engine_run(struct engine *e)
         bool work = sched_build(e);
         if (work)
             step_run(e);
+        else
+            step_idle(e);
         server_poll(e->server, work ? 0 : -1);
     }
     server_flush(e->server);
@@ -192,6 +196,7 @@ enum rs_result engine_load(struct engine *e, const char *path, const struct runt
         return rc;
     }
     engine_unload(e);
+    e->counts = (struct sched_counts){0};
     e->model = m;
     baseline_find(m->path, m->hash, &e->baseline);
     e->rt = rt;

@@ -30,6 +30,19 @@ struct session {
 
 enum { ENGINE_KEEP_DONE = 64 };
 
+struct seq_queue {
+    struct seq *first, *last;
+    uint32_t n;
+};
+
+/* What the scheduler did since the model was opened. */
+struct sched_counts {
+    uint64_t submitted, preemptions;
+    uint64_t prompt_rows, decode_rows, steps; /* rows of prompts (those computed again too), rows of generated tokens */
+    uint64_t prompt_tokens, cached_tokens;    /* of sequences that began: their prompts, and what was found in the cache */
+    double step_us;                           /* wall time of all steps */
+};
+
 struct engine {
     char name[64];
     unsigned workers;
@@ -43,8 +56,13 @@ struct engine {
     struct patch_store patches;
     bool graph, guard, fast;
 
-    struct seq *seqs;           /* oldest first; done ones last-in-place until pruned */
-    uint32_t n_done, next_stream;
+    struct seq *seqs, *seqs_last; /* all of them, oldest first; done ones in place until pruned */
+    struct seq **run;             /* [max_seqs] those that run, oldest first */
+    struct seq_queue wait, done;  /* waiting, oldest first; done, in the order in which they ended */
+    struct seq *starved;          /* running, and found no block in the last step: it is served first in the next */
+    struct seq **in_batch;        /* [batch_tokens] those with rows in the batch */
+    uint32_t n_run, cap_run, n_in_batch, next_stream;
+    struct sched_counts counts;
     struct session *sessions;
     uint32_t next_session;
     struct batch batch;         /* arrays of the runtime's limits */
@@ -59,6 +77,7 @@ struct engine {
     struct snapshot_page *page;
     int page_fd;
     uint64_t steps, tokens;
+    double last_us;             /* wall time of the last step */
     /* tokens per second over the last second of work */
     double rate_us, rate_tokens, rate;
 };
@@ -91,14 +110,19 @@ void sched_commit(struct engine *e);
 void sched_accept(struct engine *e, struct seq *s, uint32_t n);
 /* Cache blocks for positions below n, taken only from what is free. */
 bool sched_room(struct engine *e, struct seq *s, uint32_t n);
-void sched_release(struct engine *e, struct seq *s); /* give its blocks back */
+void sched_add(struct engine *e, struct seq *s);     /* a new sequence, at the end of the queue; the engine owns it from now on */
+void sched_end(struct engine *e, struct seq *s);     /* it is done: blocks go back, later turns pass it over */
+void sched_forget(struct engine *e, struct seq *s);  /* free one that is done */
+void sched_rewind(struct engine *e);                 /* every running sequence gives its blocks back and starts over */
 void sched_restart(struct engine *e);                /* caches are void: every running sequence starts over */
+/* Buffers for the runtime's limits. On failure the old ones stay. */
 enum rs_result sched_arrays(struct engine *e, struct rs_error *err);
 void sched_free_arrays(struct engine *e);
 
 /* step.c */
 /* Run one step over e->batch, sample, emit. A step that fails ends the sequences in it. */
 void step_run(struct engine *e);
+void step_idle(struct engine *e); /* nothing runs: bring the snapshot up to date */
 void step_finish(struct engine *e, struct seq *s, enum seq_stop why);
 /* Run ids through the model in a sequence of its own; see method "forward". */
 struct forward_out {

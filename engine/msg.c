@@ -8,7 +8,7 @@
 #include "engine/error.h"
 #include "engine/server.h"
 
-static const struct msg_method *const TABLES[] = {MSG_MODEL, MSG_PATCH, MSG_GEN, MSG_SESSION, MSG_OBSERVE, MSG_HEALTH, MSG_AUDIT, MSG_PROBE, MSG_BREAK, MSG_DIFF};
+static const struct msg_method *const TABLES[] = {MSG_MODEL, MSG_PATCH, MSG_GEN, MSG_SESSION, MSG_LOAD, MSG_OBSERVE, MSG_HEALTH, MSG_AUDIT, MSG_PROBE, MSG_BREAK, MSG_DIFF};
 
 static const struct msg_method *find(const char *name)
 {

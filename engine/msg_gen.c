@@ -188,10 +188,7 @@ static enum rs_result msg_submit(struct engine *e, struct msg *m, struct args *a
     s->id = e->next_stream++;
     s->t_submit = server_now_us();
     s->subscribers = 1u << m->slot;
-    struct seq **at = &e->seqs;
-    while (*at != NULL)
-        at = &(*at)->next;
-    *at = s;
+    sched_add(e, s);
     struct session *x = find_session(e, s->session);
     if (x != NULL)
         x->stream = s->id;

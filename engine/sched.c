@@ -2,7 +2,9 @@
  *
  * Every running sequence that has its prompt behind it gets one row; what is left of the token budget goes to prompts, oldest first, in chunks.
  * A sequence takes cache blocks as it grows; when none is left, the youngest running sequence gives its blocks back and waits (its tokens are
- * kept and computed again later: a row is the same kind of row every time). */
+ * kept and computed again later: a row is the same kind of row every time). Nobody overtakes: sequences start in the order in which they came,
+ * and the oldest one always finds its blocks, so everything ends. Nothing here allocates but sched_arrays(). */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,62 +12,180 @@
 #include "engine/error.h"
 #include "engine/server.h"
 
-void sched_free_arrays(struct engine *e)
+/* ---- queues ------------------------------------------------------------------------------------------------------------------------------ */
+
+/* Before the first one that is younger: a sequence that was pre-empted goes back to where it came from. */
+static void queue_put(struct seq_queue *q, struct seq *s, bool by_age)
 {
-    struct batch *b = &e->batch;
-    free(b->token);
-    free(b->pos);
-    free(b->seg);
-    free(b->segs);
-    free(b->logit_row);
-    free(e->row_seq);
-    spec_free_arrays(&e->spec);
-    free(e->scratch.logits);
-    free(e->scratch.items);
-    memset(b, 0, sizeof *b);
-    e->row_seq = NULL;
-    e->scratch = (struct sample_scratch){0};
+    struct seq *after = q->last;
+    while (by_age && after != NULL && after->id > s->id)
+        after = after->q_prev;
+    s->q_prev = after;
+    s->q_next = after != NULL ? after->q_next : q->first;
+    *(s->q_prev != NULL ? &s->q_prev->q_next : &q->first) = s;
+    *(s->q_next != NULL ? &s->q_next->q_prev : &q->last) = s;
+    q->n++;
 }
 
-enum rs_result sched_arrays(struct engine *e, struct rs_error *err)
+static void queue_take(struct seq_queue *q, struct seq *s)
 {
-    const struct runtime_config *c = &e->rt->cfg;
-    sched_free_arrays(e);
-    struct batch *b = &e->batch;
-    b->cap = b->cap_segs = c->batch_tokens;
-    b->cap_logits = c->max_logits;
-    b->token = calloc(b->cap, sizeof *b->token);
-    b->pos = calloc(b->cap, sizeof *b->pos);
-    b->seg = calloc(b->cap, sizeof *b->seg);
-    b->segs = calloc(b->cap_segs, sizeof *b->segs);
-    b->logit_row = calloc(b->cap_logits, sizeof *b->logit_row);
-    e->row_seq = calloc(b->cap_logits, sizeof(struct seq *));
-    e->scratch.logits = calloc(e->model->hp.vocab, sizeof *e->scratch.logits);
-    e->scratch.items = calloc(e->model->hp.vocab, sizeof *e->scratch.items);
-    if (b->token != NULL && b->pos != NULL && b->seg != NULL && b->segs != NULL && b->logit_row != NULL && e->row_seq != NULL &&
-        e->scratch.logits != NULL && e->scratch.items != NULL && spec_arrays(&e->spec, c))
-        return RS_OK;
-    sched_free_arrays(e);
-    return error_set(err, RS_ENOMEM, "out of memory for the batch");
+    *(s->q_prev != NULL ? &s->q_prev->q_next : &q->first) = s->q_next;
+    *(s->q_next != NULL ? &s->q_next->q_prev : &q->last) = s->q_prev;
+    s->q_next = s->q_prev = NULL;
+    q->n--;
 }
 
-void sched_release(struct engine *e, struct seq *s)
+static void run_put(struct engine *e, struct seq *s)
 {
-    for (uint32_t i = 0; i < s->n_table; i++)
+    uint32_t i = e->n_run++;
+    assert(i < e->cap_run);
+    for (; i > 0 && e->run[i - 1]->id > s->id; i--)
+        e->run[i] = e->run[i - 1];
+    e->run[i] = s;
+    s->state = SEQ_RUNNING;
+}
+
+static void run_take(struct engine *e, struct seq *s)
+{
+    uint32_t i = 0;
+    while (e->run[i] != s)
+        i++;
+    memmove(e->run + i, e->run + i + 1, (e->n_run - i - 1) * sizeof *e->run);
+    e->n_run--;
+    if (e->starved == s)
+        e->starved = NULL;
+}
+
+void sched_add(struct engine *e, struct seq *s)
+{
+    s->state = SEQ_WAITING;
+    s->prev = e->seqs_last;
+    s->next = NULL;
+    *(e->seqs_last != NULL ? &e->seqs_last->next : &e->seqs) = s;
+    e->seqs_last = s;
+    queue_put(&e->wait, s, true);
+    e->counts.submitted++;
+}
+
+/* Give its blocks back, the last one first: of a beginning that may be wanted again the end is the first to be overwritten. */
+static void release(struct engine *e, struct seq *s)
+{
+    for (uint32_t i = s->n_table; i-- > 0;)
         kv_drop(&e->rt->kv, s->table[i]);
     s->n_table = s->n_hashed = s->n_cached = s->n_draft = 0;
     s->hash = 0;
 }
 
+void sched_end(struct engine *e, struct seq *s)
+{
+    assert(s->state != SEQ_DONE);
+    if (s->state == SEQ_RUNNING)
+        run_take(e, s);
+    else
+        queue_take(&e->wait, s);
+    release(e, s);
+    s->state = SEQ_DONE;
+    queue_put(&e->done, s, false);
+}
+
+void sched_forget(struct engine *e, struct seq *s)
+{
+    assert(s->state == SEQ_DONE && s->n_table == 0);
+    queue_take(&e->done, s);
+    *(s->prev != NULL ? &s->prev->next : &e->seqs) = s->next;
+    *(s->next != NULL ? &s->next->prev : &e->seqs_last) = s->prev;
+    seq_free(s);
+}
+
 void sched_restart(struct engine *e)
 {
-    for (struct seq *s = e->seqs; s != NULL; s = s->next)
-        if (s->state == SEQ_RUNNING) {
-            s->state = SEQ_WAITING;
-            s->n_table = s->n_hashed = s->n_cached = s->n_draft = 0; /* the old pool is gone with its blocks */
-            s->hash = 0;
-        }
+    for (uint32_t i = 0; i < e->n_run; i++) {
+        struct seq *s = e->run[i];
+        s->n_table = s->n_hashed = s->n_cached = s->n_draft = 0; /* the old pool is gone with its blocks */
+        s->hash = 0;
+        s->state = SEQ_WAITING;
+        queue_put(&e->wait, s, true);
+    }
+    e->n_run = 0;
+    e->starved = NULL;
 }
+
+void sched_rewind(struct engine *e)
+{
+    for (uint32_t i = 0; i < e->n_run; i++)
+        release(e, e->run[i]);
+    sched_restart(e);
+}
+
+/* ---- buffers ----------------------------------------------------------------------------------------------------------------------------- */
+
+static void free_batch(struct batch *b)
+{
+    free(b->token);
+    free(b->pos);
+    free(b->seg);
+    free(b->segs);
+    free(b->logit_row);
+    memset(b, 0, sizeof *b);
+}
+
+void sched_free_arrays(struct engine *e)
+{
+    free_batch(&e->batch);
+    free(e->row_seq);
+    free(e->run);
+    free(e->in_batch);
+    free(e->scratch.logits);
+    free(e->scratch.items);
+    e->row_seq = e->run = e->in_batch = NULL;
+    e->n_run = e->cap_run = e->n_in_batch = 0;
+    e->scratch = (struct sample_scratch){0};
+    spec_free_arrays(&e->spec);
+}
+
+enum rs_result sched_arrays(struct engine *e, struct rs_error *err)
+{
+    const struct runtime_config *c = &e->rt->cfg;
+    struct batch b = {.cap = c->batch_tokens, .cap_segs = c->batch_tokens, .cap_logits = c->max_logits};
+    uint32_t cap_run = c->max_seqs > e->n_run ? c->max_seqs : e->n_run;
+    b.token = calloc(b.cap, sizeof *b.token);
+    b.pos = calloc(b.cap, sizeof *b.pos);
+    b.seg = calloc(b.cap, sizeof *b.seg);
+    b.segs = calloc(b.cap_segs, sizeof *b.segs);
+    b.logit_row = calloc(b.cap_logits, sizeof *b.logit_row);
+    struct seq **row_seq = calloc(b.cap_logits, sizeof(struct seq *)), **run = calloc(cap_run, sizeof(struct seq *));
+    struct seq **in_batch = calloc(b.cap, sizeof(struct seq *));
+    struct sample_scratch scratch = {.logits = calloc(e->model->hp.vocab, sizeof *scratch.logits),
+                                     .items = calloc(e->model->hp.vocab, sizeof *scratch.items)};
+    struct spec spec = {0};
+    if (!spec_arrays(&spec, c) || b.token == NULL || b.pos == NULL || b.seg == NULL || b.segs == NULL || b.logit_row == NULL || row_seq == NULL || run == NULL ||
+        in_batch == NULL || scratch.logits == NULL || scratch.items == NULL) {
+        spec_free_arrays(&spec);
+        free_batch(&b);
+        free(row_seq);
+        free(run);
+        free(in_batch);
+        free(scratch.logits);
+        free(scratch.items);
+        return error_set(err, RS_ENOMEM, "out of memory for the batch");
+    }
+    uint32_t n_run = e->n_run;
+    if (n_run != 0)
+        memcpy(run, e->run, n_run * sizeof(struct seq *));
+    sched_free_arrays(e);
+    e->spec.batch = spec.batch;
+    e->spec.seq = spec.seq;
+    e->batch = b;
+    e->row_seq = row_seq;
+    e->run = run;
+    e->n_run = n_run;
+    e->cap_run = cap_run;
+    e->in_batch = in_batch;
+    e->scratch = scratch;
+    return RS_OK;
+}
+
+/* ---- a step ------------------------------------------------------------------------------------------------------------------------------ */
 
 /* Take references on published blocks that hold the beginning of this sequence. The last token is always computed: its logits are wanted. */
 static void find_prefix(struct engine *e, struct seq *s)
@@ -86,20 +206,33 @@ static void find_prefix(struct engine *e, struct seq *s)
     s->n_cached = at;
     kv->queries += s->n;
     kv->hits += at;
-    if (s->n_out == 0)
+    if (s->n_out == 0 && s->preempted == 0) {
         s->n_reused = at;
+        e->counts.prompt_tokens += s->n;
+        e->counts.cached_tokens += at;
+    }
 }
 
-static struct seq *youngest_running(struct engine *e)
+static void preempt(struct engine *e, struct seq *s)
 {
-    struct seq *found = NULL;
-    for (struct seq *s = e->seqs; s != NULL; s = s->next)
-        if (s->state == SEQ_RUNNING)
-            found = s;
-    return found;
+    release(e, s);
+    run_take(e, s);
+    s->state = SEQ_WAITING;
+    s->preempted++;
+    queue_put(&e->wait, s, true);
+    e->counts.preemptions++;
 }
 
-/* Blocks for rows up to position n - 1. Pre-empts younger sequences that are not yet in this batch; false: this one must wait. */
+/* The youngest one that runs, is younger than s and is not yet in this batch. */
+static struct seq *victim(struct engine *e, const struct seq *s)
+{
+    for (uint32_t i = e->n_run; i-- > 0 && e->run[i]->id > s->id;)
+        if (!e->run[i]->grew)
+            return e->run[i];
+    return NULL;
+}
+
+/* Blocks for rows up to position n - 1, at the cost of younger sequences if need be; false: this one must wait for the next step. */
 static bool grow(struct engine *e, struct seq *s, uint32_t n)
 {
     uint32_t need = (n + e->rt->kv.block - 1) / e->rt->kv.block;
@@ -109,12 +242,13 @@ static bool grow(struct engine *e, struct seq *s, uint32_t n)
             s->table[s->n_table++] = b;
             continue;
         }
-        struct seq *y = youngest_running(e);
-        if (y == NULL || y == s || y->grew)
+        struct seq *y = victim(e, s);
+        if (y == NULL) {
+            if (e->starved == NULL || e->starved->id > s->id)
+                e->starved = s;
             return false;
-        sched_release(e, y);
-        y->state = SEQ_WAITING;
-        y->preempted++;
+        }
+        preempt(e, y);
     }
     return true;
 }
@@ -136,9 +270,8 @@ static void add_rows(struct engine *e, struct seq *s, uint32_t n)
     struct batch *b = &e->batch;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t at = s->n_cached + i, row = b->n_rows;
-        struct batch_seg *g = b->n_segs > 0 ? &b->segs[b->n_segs - 1] : NULL;
-        bool continues = g != NULL && g->table == s->table && g->kind == (enum batch_kind)s->kind[at] && g->pos0 + g->n_rows == at;
-        if (!continues) {
+        struct batch_seg *g = i > 0 ? &b->segs[b->n_segs - 1] : NULL;
+        if (g == NULL || g->kind != (enum batch_kind)s->kind[at]) {
             g = &b->segs[b->n_segs++];
             *g = (struct batch_seg){.row0 = row, .pos0 = at, .kind = (enum batch_kind)s->kind[at], .table = s->table};
         }
@@ -151,6 +284,8 @@ static void add_rows(struct engine *e, struct seq *s, uint32_t n)
     uint32_t last = s->n_cached + n;
     b->max_keys = last > b->max_keys ? last : b->max_keys;
     s->grew = true;
+    s->n_batch = n;
+    e->in_batch[e->n_in_batch++] = s;
     for (uint32_t at = s->n; at <= last; at++) { /* the row at position at - 1 tells the token at `at`: the next one, or whether a draft is right */
         e->row_seq[b->n_logits] = s;
         b->logit_row[b->n_logits++] = (int32_t)(b->n_rows - 1 - (last - at));
@@ -179,35 +314,54 @@ static void serve(struct engine *e, struct seq *s)
     add_rows(e, s, n);
 }
 
+/* A sequence may start when the cache has room for all tokens that it has by now and for those that run to go on for a while: starting on less
+ * would only mean giving the blocks back soon. Alone it may always start. */
+static bool may_start(const struct engine *e, const struct seq *s)
+{
+    const struct kv *kv = &e->rt->kv;
+    uint32_t need = s->n / kv->block + 1, reserve = e->n_run / 8 + 1;
+    return e->n_run == 0 || (e->n_run < e->rt->cfg.max_seqs && kv_available(kv) >= need + reserve);
+}
+
+static void start_waiting(struct engine *e)
+{
+    struct batch *b = &e->batch;
+    uint64_t preemptions = e->counts.preemptions; /* once blocks had to be taken from someone, nobody starts in that step */
+    while (e->wait.first != NULL && b->n_rows < b->cap && b->n_logits < b->cap_logits && may_start(e, e->wait.first)) {
+        struct seq *s = e->wait.first;
+        queue_take(&e->wait, s);
+        run_put(e, s);
+        s->grew = false;
+        if (s->t_start == 0)
+            s->t_start = server_now_us();
+        find_prefix(e, s);
+        serve(e, s);
+        if (e->counts.preemptions != preemptions)
+            break;
+    }
+}
+
 bool sched_build(struct engine *e)
 {
     struct batch *b = &e->batch;
     if (e->model == NULL)
         return false;
-    b->n_rows = b->n_segs = b->n_logits = b->max_keys = 0;
-    uint32_t running = 0;
-    for (struct seq *s = e->seqs; s != NULL; s = s->next) {
-        s->grew = false;
-        running += s->state == SEQ_RUNNING;
-    }
-    for (struct seq *s = e->seqs; s != NULL; s = s->next) /* those that wait for one token, drafts or not */
-        if (s->state == SEQ_RUNNING && s->n - s->n_cached == 1)
-            serve(e, s);
-    for (struct seq *s = e->seqs; s != NULL && b->n_rows < b->cap; s = s->next) { /* prompts, oldest first */
-        if (s->state == SEQ_RUNNING && !s->grew)
-            serve(e, s);
-        if (s->state != SEQ_WAITING || running >= e->rt->cfg.max_seqs)
-            continue;
-        uint32_t first = (s->n < b->cap ? s->n : b->cap) / e->rt->kv.block + 1;
-        if (kv_available(&e->rt->kv) < first && running > 0)
-            break; /* later ones must not overtake */
-        s->state = SEQ_RUNNING;
-        running++;
-        if (s->t_start == 0)
-            s->t_start = server_now_us();
-        find_prefix(e, s);
-        serve(e, s);
-    }
+    b->n_rows = b->n_segs = b->n_logits = b->max_keys = e->n_in_batch = 0;
+    for (uint32_t i = 0; i < e->n_run; i++)
+        e->run[i]->grew = false;
+    struct seq *first = e->starved;
+    e->starved = NULL;
+    uint64_t preemptions = e->counts.preemptions;
+    if (first != NULL)
+        serve(e, first);
+    for (uint32_t i = 0; i < e->n_run; i++) /* those that wait for one token, drafts or not; pre-emption takes from the end, so i stays right */
+        if (!e->run[i]->grew && e->run[i]->n - e->run[i]->n_cached == 1)
+            serve(e, e->run[i]);
+    for (uint32_t i = 0; i < e->n_run && b->n_rows < b->cap; i++) /* prompts that are under way */
+        if (!e->run[i]->grew)
+            serve(e, e->run[i]);
+    if (e->counts.preemptions == preemptions)
+        start_waiting(e);
     b->bucket = bucket(b->n_rows, b->cap);
     return b->n_rows != 0;
 }
@@ -230,13 +384,9 @@ void sched_accept(struct engine *e, struct seq *s, uint32_t n)
 
 void sched_commit(struct engine *e)
 {
-    struct batch *b = &e->batch;
-    for (struct seq *s = e->seqs; s != NULL; s = s->next) {
-        if (!s->grew)
-            continue;
-        for (uint32_t g = 0; g < b->n_segs; g++)
-            if (b->segs[g].table == s->table && b->segs[g].pos0 + b->segs[g].n_rows > s->n_cached)
-                s->n_cached = b->segs[g].pos0 + b->segs[g].n_rows;
+    for (uint32_t i = 0; i < e->n_in_batch; i++) {
+        struct seq *s = e->in_batch[i];
+        s->n_cached += s->n_batch;
         if (s->n_cached > s->n) /* drafts count once they are known to be right */
             s->n_cached = s->n;
         publish(&e->rt->kv, s);

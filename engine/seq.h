@@ -16,7 +16,8 @@ enum seq_stop { SEQ_STOP_NONE, SEQ_STOP_EOS, SEQ_STOP_LENGTH, SEQ_STOP_STRING, S
 #define SEQ_MAX_STOPS 16
 
 struct seq {
-    struct seq *next;
+    struct seq *next, *prev;      /* all sequences of the engine, oldest first */
+    struct seq *q_next, *q_prev;  /* the queue of its state: waiting or done */
     uint32_t id, session;         /* session 0: none */
     enum seq_state state;
     enum seq_stop stop;
@@ -31,6 +32,7 @@ struct seq {
     uint32_t n_table, n_hashed;   /* blocks held; blocks already published (their chain's hash is `hash`) */
     uint64_t hash;
     bool grew;                    /* went through the batch of the step that runs */
+    uint32_t n_batch;             /* with so many rows */
     struct sample_params sp;
     struct sample_rng rng;
     struct vocab_stream stream;

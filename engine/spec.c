@@ -71,11 +71,7 @@ enum rs_result spec_set(struct engine *e, uint32_t n, struct rs_error *err)
         return error_set(err, RS_ESTATE, "spec: this model has no NextN block to draft with");
     if (p->n == 0 && n != 0) {
         clear_figures(p);
-        for (struct seq *s = e->seqs; s != NULL; s = s->next)
-            if (s->state == SEQ_RUNNING) {
-                sched_release(e, s);
-                s->state = SEQ_WAITING;
-            }
+        sched_rewind(e);
         kv_forget(&e->rt->kv);
     }
     for (struct seq *s = e->seqs; s != NULL; s = s->next)
@@ -267,15 +263,15 @@ void spec_draft(struct engine *e)
     uint64_t t0 = server_now_us();
     b->n_rows = b->n_segs = b->n_logits = b->max_keys = 0;
     b->chained = false;
-    for (struct seq *s = e->seqs; s != NULL; s = s->next)
-        running += s->state == SEQ_RUNNING && s->grew;
+    for (uint32_t i = 0; i < e->n_run; i++)
+        running += e->run[i]->grew;
     rows = MAX_ROWS < e->batch.cap ? MAX_ROWS : e->batch.cap;
     rows = rows < e->batch.cap_logits ? rows : e->batch.cap_logits;
     uint32_t each = running == 0 || rows < 2 * running ? 0 : rows / running - 1;
     guard_enter();
-    for (struct seq *s = e->seqs; s != NULL; s = s->next)
-        if (s->state == SEQ_RUNNING && s->grew)
-            follow(e, s, each);
+    for (uint32_t i = 0; i < e->n_run; i++)
+        if (e->run[i]->grew)
+            follow(e, e->run[i], each);
     guard_leave();
     while (b->n_rows > 0 && run(e)) {
         guard_enter();
@@ -284,9 +280,9 @@ void spec_draft(struct engine *e)
     }
     double us = (double)(server_now_us() - t0);
     p->draft_us += us;
-    for (struct seq *s = e->seqs; s != NULL; s = s->next)
-        if (s->state == SEQ_RUNNING && s->grew)
-            s->draft_us += us / running;
+    for (uint32_t i = 0; i < e->n_run; i++)
+        if (e->run[i]->grew)
+            e->run[i]->draft_us += us / running;
 }
 
 /* ---- figures ---- */

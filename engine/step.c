@@ -37,22 +37,14 @@ static json_t *patches_json(const struct engine *e)
 uint32_t engine_ctx_used(const struct engine *e)
 {
     uint32_t n = 0;
-    for (const struct seq *s = e->seqs; s != NULL; s = s->next)
-        if (s->state == SEQ_RUNNING)
-            n += s->n_cached;
+    for (uint32_t i = 0; i < e->n_run; i++)
+        n += e->run[i]->n_cached;
     return n;
 }
 
 json_t *engine_state_json(const struct engine *e)
 {
-    uint32_t running = 0, waiting = 0;
-    const struct seq *last = NULL;
-    for (const struct seq *s = e->seqs; s != NULL; s = s->next) {
-        running += s->state == SEQ_RUNNING;
-        waiting += s->state == SEQ_WAITING;
-        if (s->state == SEQ_DONE && (last == NULL || s->t_last >= last->t_last))
-            last = s;
-    }
+    const struct seq *last = e->done.last;
     json_t *o = json_object();
     json_object_set_new(o, "ranks", e->rt != NULL ? json_integer(e->rt->cfg.ranks) : json_null());
     json_object_set_new(o, "mode", json_string(e->graph ? "graph" : "eager"));
@@ -65,8 +57,8 @@ json_t *engine_state_json(const struct engine *e)
     json_object_set_new(o, "generation", json_integer((json_int_t)e->patches.now.generation));
     json_object_set_new(o, "patches", patches_json(e));
     json_object_set_new(o, "steps", json_integer((json_int_t)e->steps));
-    json_object_set_new(o, "running", json_integer(running));
-    json_object_set_new(o, "waiting", json_integer(waiting));
+    json_object_set_new(o, "running", json_integer(e->n_run));
+    json_object_set_new(o, "waiting", json_integer(e->wait.n));
     json_object_set_new(o, "ctx_used", json_integer(engine_ctx_used(e)));
     json_object_set_new(o, "ctx_total", e->rt != NULL ? json_integer(e->rt->cfg.ctx) : json_null());
     json_t *done = last != NULL && last->done != NULL ? json_loads(last->done, 0, NULL) : NULL;
@@ -139,19 +131,13 @@ static void remember(struct engine *e, const struct seq *s)
 
 static void prune(struct engine *e)
 {
-    struct seq **at = &e->seqs;
-    while (e->n_done > ENGINE_KEEP_DONE && *at != NULL) {
-        struct seq *s = *at;
+    for (struct seq *s = e->done.first, *next; e->done.n > ENGINE_KEEP_DONE && s != NULL; s = next) {
         bool kept = false;
-        for (struct session *x = e->sessions; x != NULL; x = x->next)
+        next = s->q_next;
+        for (struct session *x = s->session != 0 ? e->sessions : NULL; x != NULL; x = x->next)
             kept |= x->stream == s->id;
-        if (s->state == SEQ_DONE && !kept) {
-            *at = s->next;
-            seq_free(s);
-            e->n_done--;
-        } else {
-            at = &s->next;
-        }
+        if (!kept)
+            sched_forget(e, s);
     }
 }
 
@@ -179,13 +165,11 @@ void step_finish(struct engine *e, struct seq *s, enum seq_stop why)
         return;
     emit_rest(e, s);
     remember(e, s);
-    sched_release(e, s);
-    s->state = SEQ_DONE;
+    sched_end(e, s);
     s->stop = why;
     if (s->t_last == 0)
         s->t_last = server_now_us();
     s->done = done_object(e, s);
-    e->n_done++;
     server_event_mask(e->server, s->subscribers, RS_EVENT_DONE, s->id, s->done);
     prune(e);
 }
@@ -322,10 +306,8 @@ static void write_snapshot(struct engine *e, double wall_us)
                             .simulated = 1, .rows = e->batch.n_rows, .ops_per_step = e->rt->prog.n_ops,
                             .allreduces_per_step = e->rt->prog.n_allreduces, .tok_per_s = (float)e->rate, .tokens_total = e->tokens,
                             .generation = e->patches.now.generation, .cache_blocks_used = e->rt->kv.n_held, .cache_blocks_total = e->rt->kv.n_blocks - 1};
-    for (const struct seq *q = e->seqs; q != NULL; q = q->next) {
-        s.running += q->state == SEQ_RUNNING;
-        s.waiting += q->state == SEQ_WAITING;
-    }
+    s.running = e->n_run;
+    s.waiting = e->wait.n;
     for (uint32_t r = 0; r < s.n_ranks; r++) {
         struct rs_rank_snapshot *o = &s.rank[r];
         e->rt->backend->ops->memory(e->rt->backend, r, &o->bytes_weights, &o->bytes_cache, &o->bytes_buffers);
@@ -373,6 +355,7 @@ static enum rs_result run_batch(struct engine *e, const struct probe_set *copies
     if (armed != NULL)
         check_watches(e, walk, of_streams);
     e->steps++;
+    e->last_us = *wall_us;
     uint32_t n_ops;
     struct timing_step ts = {.prog = &e->rt->prog, .choices = st.choices, .op_us = b->ops->op_us(b, &n_ops), .wall_us = *wall_us, .graph = st.graph, .decode = decode,
                              .rows = e->batch.n_rows};
@@ -403,6 +386,15 @@ static void cancel_held(struct engine *e)
     e->brk.n_cancelled = 0;
 }
 
+static void count_work(struct engine *e, double us)
+{
+    struct sched_counts *c = &e->counts;
+    c->steps++;
+    c->step_us += us;
+    for (uint32_t g = 0; g < e->batch.n_segs; g++)
+        *(e->batch.segs[g].kind == BATCH_GENERATED ? &c->decode_rows : &c->prompt_rows) += e->batch.segs[g].n_rows;
+}
+
 void step_run(struct engine *e)
 {
     struct rs_error err;
@@ -410,17 +402,16 @@ void step_run(struct engine *e)
     uint32_t n_logits = e->batch.n_logits;
     enum rs_result rc = run_batch(e, NULL, true, &wall, &err);
     if (rc != RS_OK) {
-        for (struct seq *s = e->seqs; s != NULL; s = s->next)
-            if (s->grew && s->state == SEQ_RUNNING) {
-                snprintf(s->error, sizeof s->error, "%s", err.msg);
-                step_finish(e, s, SEQ_STOP_ERROR);
-                break; /* the list may have been pruned; the next turn meets the others */
-            }
+        for (uint32_t i = 0; i < e->n_in_batch; i++) { /* finishing frees only what ended before */
+            snprintf(e->in_batch[i]->error, sizeof e->in_batch[i]->error, "%s", err.msg);
+            step_finish(e, e->in_batch[i], SEQ_STOP_ERROR);
+        }
         return;
     }
     guard_enter();
     sched_commit(e);
     spec_target(e, wall);
+    count_work(e, wall);
     uint64_t now = server_now_us();
     double ar = (double)timing_last(e->timing).share;
     uint32_t got = 0;
@@ -434,7 +425,6 @@ void step_run(struct engine *e)
         i += take(e, i, n_logits, now, &got);
     }
     count_rate(e, got, wall);
-    write_snapshot(e, wall);
     server_flush(e->server);
     guard_leave();
     for (uint32_t i = 0; i < n_logits; i++) /* finishing frees only sequences that have finished, so later entries stay valid */
@@ -442,6 +432,13 @@ void step_run(struct engine *e)
             step_finish(e, e->row_seq[i], e->row_seq[i]->stop);
     spec_draft(e);
     cancel_held(e);
+    write_snapshot(e, wall);
+}
+
+void step_idle(struct engine *e)
+{
+    if (e->rt != NULL)
+        write_snapshot(e, e->last_us);
 }
 
 /* Negative log-likelihood of `next` under a row of logits. */

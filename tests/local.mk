@@ -10,9 +10,11 @@ c_tests = \
 	tests/golden_test \
 	tests/health_test \
 	tests/invariance_test \
+	tests/kv_test \
 	tests/matmul_test \
 	tests/probe_test \
 	tests/quant_test \
+	tests/sched_test \
 	tests/spec_test \
 	tests/template_test \
 	tests/tui_test \
