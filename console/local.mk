@@ -46,10 +46,17 @@ libconsole_a_SOURCES = \
 	console/history.h \
 	console/js.c \
 	console/js.h \
+	console/bench_load.c \
+	console/bench_load.h \
 	console/layers.c \
 	console/layers.h \
 	console/line.c \
 	console/line.h \
+	console/load.c \
+	console/load.h \
+	console/load_plot.c \
+	console/load_plot.h \
+	console/load_stat.c \
 	console/oneshot.c \
 	console/oneshot.h \
 	console/opt.c \

@@ -67,8 +67,14 @@ void table_print(struct table *t, struct out *o)
     }
     for (size_t row = 0; t->n_cells > t->columns && row < t->n_cells / t->columns; row++)
         print_row(t, row, widths, o);
-    for (size_t i = 0; i < t->n_cells; i++)
+    table_free(t);
+}
+
+void table_free(struct table *t)
+{
+    for (size_t i = 0; t != NULL && i < t->n_cells; i++)
         free(t->cells[i]);
-    free(t->cells);
+    if (t != NULL)
+        free(t->cells);
     free(t);
 }

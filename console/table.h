@@ -22,4 +22,7 @@ void table_cell(struct table *t, const char *fmt, ...) __attribute__((format(pri
 /* Print it, indented by two, and free it. A table without rows prints nothing. */
 void table_print(struct table *t, struct out *o);
 
+/* Free it unprinted; NULL is allowed. */
+void table_free(struct table *t);
+
 #endif

@@ -161,6 +161,8 @@ static enum rs_result msg_submit(struct engine *e, struct msg *m, struct args *a
     struct seq *s = calloc(1, sizeof *s);
     if (s == NULL)
         return error_set(err, RS_ENOMEM, "out of memory for a sequence");
+    s->reuse = true;
+    args_bool(a, "reuse", &s->reuse);
     args_u32(a, "session", 1, UINT32_MAX, &s->session);
     args_u32(a, "max_tokens", 1, UINT32_MAX, &s->max_out);
     args_bool(a, "thinking", &s->thinking);

@@ -193,7 +193,7 @@ static void find_prefix(struct engine *e, struct seq *s)
     struct kv *kv = &e->rt->kv;
     uint64_t h = 0;
     uint32_t at = 0;
-    while (at + kv->block < s->n) {
+    while (s->reuse && at + kv->block < s->n) {
         h = kv_hash(h, s->tok + at, s->kind + at, kv->block);
         int32_t b = kv_find(kv, h);
         if (b < 0)
@@ -204,7 +204,7 @@ static void find_prefix(struct engine *e, struct seq *s)
         at += kv->block;
     }
     s->n_cached = at;
-    kv->queries += s->n;
+    kv->queries += s->reuse ? s->n : 0;
     kv->hits += at;
     if (s->n_out == 0 && s->preempted == 0) {
         s->n_reused = at;

@@ -42,6 +42,7 @@ struct seq {
     char *stops[SEQ_MAX_STOPS];
     uint32_t n_stops;
     bool thinking, special, ignore_eos;
+    bool reuse;                   /* its beginning may be taken from the cache */
     uint32_t subscribers;         /* bit per client slot */
     uint64_t t_submit, t_start, t_first, t_last; /* monotonic us */
     double prompt_us, decode_us;

@@ -60,6 +60,7 @@ static struct seq *submit(struct world *w, uint32_t n, uint32_t out)
     s->cap = n + out;
     s->n = s->n_prompt = n;
     s->max_out = out;
+    s->reuse = true;
     s->tok = malloc(s->cap * sizeof *s->tok);
     s->kind = calloc(s->cap, 1);
     s->table = calloc(s->cap / RUNTIME_BLOCK + 2, sizeof *s->table);
