@@ -118,7 +118,7 @@ static void select_top(struct sample_item *v, uint32_t n, uint32_t k)
 {
     uint32_t lo = 0, hi = n;
     while (hi - lo > 1) {
-        struct sample_item pivot = v[lo + (hi - lo) / 2];
+        struct sample_item pivot = v[lo + (hi - lo - 1) / 2]; /* never the last one: the halves would not shrink */
         uint32_t i = lo, j = hi - 1;
         for (;;) {
             while (before(&v[i], &pivot))
