@@ -22,7 +22,7 @@ void chat_fini(struct con_answer *a)
 
 /* ---- submitting ---------------------------------------------------------------------------------------------------------------------- */
 
-static enum rs_result need_template(struct con *con, struct rs_error *err)
+enum rs_result chat_need_template(struct con *con, struct rs_error *err)
 {
     if (con->tmpl != NULL)
         return RS_OK;
@@ -44,7 +44,7 @@ static enum rs_result need_template(struct con *con, struct rs_error *err)
 
 static enum rs_result render(struct con *con, struct scr_rendered *out, struct rs_error *err)
 {
-    enum rs_result r = need_template(con, err);
+    enum rs_result r = chat_need_template(con, err);
     if (r != RS_OK)
         return r;
     static const enum scr_think think[] = {SCR_THINK_DEFAULT, SCR_THINK_ON, SCR_THINK_OFF};

@@ -4,6 +4,9 @@
 
 #include "console/con.h"
 
+/* con->tmpl for the open model, chosen once. */
+enum rs_result chat_need_template(struct con *con, struct rs_error *err);
+
 /* Render con->conv with the model's template and submit it. Answer text is shown as con->answer.show* say. */
 enum rs_result chat_start(struct con *con, struct rs_error *err);
 

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "console/bench_load.h"
 #include "console/chat.h"
 #include "console/cmd_list.h"
 #include "console/js.h"
@@ -196,6 +197,8 @@ static enum exit_status exec_bench(const struct cmd_entry *self, const struct op
 {
     struct rs_error err = {0};
     struct oneshot s;
+    if (opt_set(v, "concurrency"))
+        return bench_load_run(self, v);
     struct bench b = {.con = &s.con, .prompt = opt_int(v, "prompt", 512), .gen = opt_int(v, "gen", 128), .depth = opt_int(v, "depth", 1),
                       .repeats = opt_int(v, "repeats", 5), .random = 1};
     for (int m = 0; m < MODES; m++)
@@ -220,8 +223,14 @@ const struct cmd_entry cmd_bench_entry = {
     .help = "Measures how fast prompts are read (pp: one prompt of --prompt tokens) and how fast tokens are generated (tg: --gen tokens, one at a "
             "time, after --depth tokens). Both are done --repeats times in graph and in eager mode (in one of them with --mode), in turns, after "
             "a round that does not count. Prompts are random tokens, never the same twice, so that nothing comes from the cache. Printed are "
-            "the mean and the standard deviation over the repeats.",
-    .tables = {s_options, oneshot_table},
+            "the mean and the standard deviation over the repeats."
+            "\n\n"
+            "With --concurrency it measures many requests at once, level by level, in every mode and both kinds of numerics in turns: output tokens "
+            "per second in all and per user, time to the first token (TTFT), per further token (TPOT), between tokens (ITL) and to the end (E2EL), "
+            "the steps, the cache, and the level at which more requests hardly bring more (the knee). Each answer is compared with the answer to "
+            "the same prompt alone; under numerics=invariant all must be identical, or the exit status is 4. With --json each level is an object "
+            "with the keys of `vllm bench serve`.",
+    .tables = {s_options, bench_load_table, oneshot_table},
     .max_args = 0,
     .exec = exec_bench,
 };

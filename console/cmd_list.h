@@ -15,6 +15,7 @@ extern const struct cmd_entry cmd_logits_entry;
 extern const struct cmd_entry cmd_man_entry;
 extern const struct cmd_entry cmd_perplexity_entry;
 extern const struct cmd_entry cmd_ps_entry;
+extern const struct cmd_entry cmd_serve_entry;
 extern const struct cmd_entry cmd_stop_entry;
 extern const struct cmd_entry cmd_tokens_entry;
 extern const struct cmd_entry cmd_top_entry;

@@ -25,6 +25,7 @@ libconsole_a_SOURCES = \
 	console/cmd_script.c \
 	console/script.h \
 	console/cmd_repl.c \
+	console/cmd_serve.c \
 	console/cmd_tokens.c \
 	console/cmd_top.c \
 	console/cmd_version.c \
@@ -44,6 +45,15 @@ libconsole_a_SOURCES = \
 	console/grid.h \
 	console/history.c \
 	console/history.h \
+	console/http.h \
+	console/http_api.c \
+	console/http_api.h \
+	console/http_bridge.c \
+	console/http_call.c \
+	console/http_metrics.c \
+	console/http_metrics.h \
+	console/http_reply.c \
+	console/http_server.c \
 	console/js.c \
 	console/js.h \
 	console/bench_load.c \

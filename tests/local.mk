@@ -14,6 +14,7 @@ c_tests = \
 	tests/matmul_test \
 	tests/probe_test \
 	tests/quant_test \
+	tests/sample_test \
 	tests/sched_test \
 	tests/spec_test \
 	tests/template_test \
@@ -79,6 +80,7 @@ shell_tests = \
 	tests/pretok.t \
 	tests/quant_gguf.t \
 	tests/reference.t \
+	tests/serve.t \
 	tests/story.t \
 	tests/story_cli.t
 
@@ -89,6 +91,7 @@ EXTRA_DIST += $(shell_tests) \
 	tests/console_golden.py \
 	tests/pretok_oracle.py \
 	tests/quant_gguf.py \
+	tests/serve.py \
 	tests/tap.sh \
 	tests/template_test.lua
 

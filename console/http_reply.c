@@ -1,0 +1,130 @@
+/* What clients read: chunks of a stream, whole answers, the list of models. */
+#include "config.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "console/http.h"
+#include "console/js.h"
+
+static const char *object_name(const struct http_call *q, bool chunk)
+{
+    if (q->route == HTTP_CHAT)
+        return chunk ? "chat.completion.chunk" : "chat.completion";
+    return "text_completion";
+}
+
+static json_t *usage(const struct http_call *q)
+{
+    return json_pack("{s:i, s:i, s:i, s:{s:i}}", "prompt_tokens", (int)q->prompt_tokens, "completion_tokens", (int)q->out_tokens, "total_tokens",
+                     (int)(q->prompt_tokens + q->out_tokens), "prompt_tokens_details", "cached_tokens", (int)q->cached_tokens);
+}
+
+static json_t *frame(const struct http *h, const struct http_call *q, bool chunk, json_t *choices)
+{
+    json_t *o = json_object();
+    json_object_set_new(o, "id", json_string(q->id));
+    json_object_set_new(o, "object", json_string(object_name(q, chunk)));
+    json_object_set_new(o, "created", json_integer(q->created));
+    json_object_set_new(o, "model", js_text(h->model, strlen(h->model)));
+    json_object_set_new(o, "choices", choices);
+    return o;
+}
+
+static void put_event(json_t *o, struct buf *out)
+{
+    char *text = js_dump(o, JSON_COMPACT);
+    buf_str(out, "data: ");
+    buf_str(out, text);
+    buf_str(out, "\n\n");
+    free(text);
+    json_decref(o);
+}
+
+static json_t *chunk(const struct http *h, const struct http_call *q, json_t *choice)
+{
+    json_t *o = frame(h, q, true, json_pack("[o]", choice));
+    if (q->api.usage_each)
+        json_object_set_new(o, "usage", usage(q));
+    return o;
+}
+
+void http_reply_delta(const struct http *h, const struct http_call *q, size_t choice, const char *text, size_t len, bool thinking, bool first,
+                      struct buf *out)
+{
+    json_t *c = json_pack("{s:I, s:n}", "index", (json_int_t)choice, "finish_reason");
+    if (q->route == HTTP_CHAT) {
+        json_t *delta = json_object();
+        if (first)
+            json_object_set_new(delta, "role", json_string("assistant"));
+        json_object_set_new(delta, thinking ? "reasoning_content" : "content", js_text(text, len));
+        json_object_set_new(c, "delta", delta);
+    } else {
+        json_object_set_new(c, "text", js_text(text, len));
+    }
+    json_object_set_new(c, "logprobs", json_null());
+    put_event(chunk(h, q, c), out);
+}
+
+void http_reply_finish(const struct http *h, const struct http_call *q, size_t choice, struct buf *out)
+{
+    json_t *c = json_pack("{s:I, s:s, s:n}", "index", (json_int_t)choice, "finish_reason", q->choices[choice].finish, "logprobs");
+    if (q->route == HTTP_CHAT)
+        json_object_set_new(c, "delta", json_object());
+    else
+        json_object_set_new(c, "text", json_string(""));
+    put_event(chunk(h, q, c), out);
+}
+
+void http_reply_end(const struct http *h, const struct http_call *q, struct buf *out)
+{
+    if (q->api.usage) {
+        json_t *o = frame(h, q, true, json_array());
+        json_object_set_new(o, "usage", usage(q));
+        put_event(o, out);
+    }
+    buf_str(out, "data: [DONE]\n\n");
+}
+
+static json_t *whole_choice(const struct http_call *q, size_t i)
+{
+    const struct http_choice *c = &q->choices[i];
+    json_t *o = json_pack("{s:I, s:s, s:n}", "index", (json_int_t)i, "finish_reason", c->finish, "logprobs");
+    if (q->route == HTTP_COMPLETION) {
+        json_object_set_new(o, "text", js_text(c->text, strlen(c->text)));
+        return o;
+    }
+    json_t *m = json_object();
+    json_object_set_new(m, "role", json_string("assistant"));
+    json_object_set_new(m, "content", js_text(c->text, strlen(c->text)));
+    if (c->thinking[0] != '\0')
+        json_object_set_new(m, "reasoning_content", js_text(c->thinking, strlen(c->thinking)));
+    json_object_set_new(o, "message", m);
+    return o;
+}
+
+char *http_reply_whole(const struct http *h, const struct http_call *q)
+{
+    json_t *choices = json_array();
+    for (size_t i = 0; i < q->n_choices; i++)
+        json_array_append_new(choices, whole_choice(q, i));
+    json_t *o = frame(h, q, false, choices);
+    json_object_set_new(o, "usage", usage(q));
+    char *text = js_dump(o, JSON_COMPACT);
+    json_decref(o);
+    return text;
+}
+
+char *http_reply_models(const struct http *h)
+{
+    json_t *m = json_object();
+    json_object_set_new(m, "id", js_text(h->model, strlen(h->model)));
+    json_object_set_new(m, "object", json_string("model"));
+    json_object_set_new(m, "created", json_integer(h->started));
+    json_object_set_new(m, "owned_by", json_string("rankscope"));
+    json_object_set_new(m, "max_model_len", json_integer(atomic_load(&h->context)));
+    json_t *o = json_pack("{s:s, s:[o]}", "object", "list", "data", m);
+    char *text = js_dump(o, JSON_COMPACT);
+    json_decref(o);
+    return text;
+}

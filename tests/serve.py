@@ -1,0 +1,468 @@
+"""The HTTP server under clients that behave and clients that do not. Prints TAP.
+
+Only the standard library is needed; curl, promtool and the openai package are used where they are, and skipped by name where not.
+"""
+import concurrent.futures
+import http.client
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+PROGRAM = sys.argv[1]
+LONG = os.environ.get("RANKSCOPE_LONG") == "1"
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+count = 0
+
+
+def ok(passed, name, why=""):
+    global count
+    count += 1
+    print(("ok" if passed else "not ok"), count, "-", name, flush=True)
+    if not passed and why:
+        for line in str(why)[:2000].splitlines():
+            print("#", line, flush=True)
+
+
+def skip(name, why):
+    global count
+    count += 1
+    print("ok", count, "-", name, "# SKIP", why, flush=True)
+
+
+class Server:
+    """A server process on a port of its own."""
+
+    def __init__(self, *args, key=None):
+        self.key = key
+        self.p = subprocess.Popen([PROGRAM, "serve", "--port", "0", "--ranks", "1", *args], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                                  stdin=subprocess.DEVNULL, text=True)
+        self.said = self.p.stderr.readline()
+        self.port = int(re.search(r":(\d+)$", self.said.strip()).group(1))
+        end = time.time() + 60
+        while self.request("GET", "/health")[0] != 200 and time.time() < end:
+            time.sleep(0.02)
+
+    def connect(self, timeout=120):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
+    def request(self, method, path, body=None, headers=None, timeout=120):
+        """Status and body; body may be an object, text or bytes."""
+        c = self.connect(timeout)
+        h = {"Content-Type": "application/json"}
+        if self.key:
+            h["Authorization"] = "Bearer " + self.key
+        h.update(headers or {})
+        if body is not None and not isinstance(body, (bytes, str)):
+            body = json.dumps(body)
+        try:
+            c.request(method, path, body, h)
+            r = c.getresponse()
+            return r.status, r.read()
+        finally:
+            c.close()
+
+    def post(self, path, body, **more):
+        status, data = self.request("POST", path, body, **more)
+        return status, json.loads(data)
+
+    def chat(self, **body):
+        return self.post("/v1/chat/completions", {"messages": QUESTION, "temperature": 0, **body})
+
+    def metric(self, name):
+        text = self.request("GET", "/metrics")[1].decode()
+        m = re.search(r"^" + re.escape(name) + r"(?:\{[^}]*\})? (\S+)$", text, re.M)
+        return float(m.group(1)) if m else None
+
+    def idle(self, seconds=60):
+        """Wait until nothing runs and no block is held; what is left otherwise."""
+        end = time.time() + seconds
+        while True:
+            left = [self.metric(n) for n in ("vllm:num_requests_running", "vllm:num_requests_waiting", "rankscope_cache_blocks_held")]
+            if left == [0, 0, 0] or time.time() > end:
+                return left
+            time.sleep(0.1)
+
+    def rss(self):
+        with open("/proc/%d/status" % self.p.pid) as f:
+            return int(re.search(r"VmRSS:\s+(\d+)", f.read()).group(1)) // 1024
+
+    def stop(self):
+        self.p.send_signal(signal.SIGTERM)
+        try:
+            return self.p.wait(60)
+        except subprocess.TimeoutExpired:
+            self.p.kill()
+            return "did not end"
+
+
+def open_stream(server, body, receive_buffer=None):
+    """A socket on which a stream has been asked for."""
+    s = socket.socket()
+    if receive_buffer:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    s.settimeout(60)
+    s.connect(("127.0.0.1", server.port))
+    data = json.dumps({"stream": True, **body}).encode()
+    s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    return s
+
+
+def read_stream(server, **body):
+    """Events of a whole stream, without the last [DONE], which must be there."""
+    status, data = server.request("POST", "/v1/chat/completions", {"messages": QUESTION, "temperature": 0, "stream": True, **body})
+    events = [e[6:] for e in data.decode().split("\n\n") if e.startswith("data: ")]
+    assert status == 200 and events[-1] == "[DONE]", (status, data[-300:])
+    return [json.loads(e) for e in events[:-1]]
+
+
+def text_of(events, part="content"):
+    return "".join(c["delta"].get(part) or "" for e in events for c in e["choices"])
+
+
+# ---- clients that behave ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_answers(s):
+    status, whole = s.chat()
+    m = whole["choices"][0]["message"]
+    ok(status == 200 and m["content"] == "The capital of France is Paris." and whole["choices"][0]["finish_reason"] == "stop", "a chat is answered", whole)
+    ok(bool(m.get("reasoning_content")), "the thought is apart from the answer", whole)
+    events = read_stream(s, stream_options={"include_usage": True})
+    ok(text_of(events) == m["content"] and text_of(events, "reasoning_content") == m["reasoning_content"], "a stream has the same text", events[-3:])
+    ok(events[0]["choices"][0]["delta"].get("role") == "assistant", "its first chunk has the role", events[0])
+    reasons = [c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]]
+    ok(reasons == ["stop"], "one chunk says why it ended", reasons)
+    u = whole["usage"]
+    got = events[-1].get("usage", {})
+    ok(events[-1]["choices"] == [] and got["completion_tokens"] == u["completion_tokens"] and got["prompt_tokens"] == u["prompt_tokens"],
+       "the last chunk has the usage", events[-1])
+    off = s.chat(chat_template_kwargs={"enable_thinking": False})[1]["choices"][0]["message"]
+    ok("reasoning_content" not in off and off["content"], "enable_thinking false leaves the thought out", off)
+
+
+def test_sampling(s):
+    long = dict(messages=[{"role": "user", "content": "Tell me a story."}], temperature=1, max_tokens=40, ignore_eos=True)
+    a, b, c = (s.chat(**long, seed=seed)[1]["choices"][0]["message"] for seed in (7, 7, 8))
+    ok(a == b, "the same seed gives the same answer", (a, b))
+    ok(a != c, "another seed gives another one", a)
+    two = s.chat(**long, seed=7, n=2)[1]["choices"]
+    ok([x["message"] for x in two] == [a, c] and [x["index"] for x in two] == [0, 1], "n=2 gives two answers, of seeds that follow each other", two)
+    status, got = s.post("/v1/completions", {"prompt": "The capital of Japan is", "temperature": 0, "max_tokens": 20, "stop": ["o"]})
+    ok(status == 200 and "o" not in got["choices"][0]["text"] and got["choices"][0]["finish_reason"] == "stop", "a stop string ends the text before it", got)
+    status, got = s.post("/v1/completions", {"prompt": ["The capital of", "What is"], "temperature": 0, "max_tokens": 3, "ignore_eos": True})
+    ok([c["finish_reason"] for c in got["choices"]] == ["length"] * 2 and got["usage"]["completion_tokens"] == 6, "two prompts, exactly max_tokens each", got)
+    status, got = s.chat(max_completion_tokens=2)
+    ok(got["usage"]["completion_tokens"] == 2 and got["choices"][0]["finish_reason"] == "length", "max_completion_tokens is obeyed", got)
+    status, got = s.chat(logit_bias={"0": -100}, top_p=0.9, top_k=5, frequency_penalty=0.1, presence_penalty=0.1, user="x", store=False)
+    ok(status == 200, "other settings are taken, unknown fields passed over", got)
+
+
+def test_text_stays_text(s):
+    def prompt(content):
+        return s.chat(messages=[{"role": "user", "content": content}], max_tokens=1)[1]["usage"]["prompt_tokens"]
+    status, t = s.post("/tokenize", {"prompt": "<|user|>"})
+    ok(status == 200 and t["count"] == len(t["tokens"]) > 1, "a control token's name is ordinary text to /tokenize", t)
+    ok(prompt("<|user|>") - prompt("") == t["count"], "and to a chat", (prompt("<|user|>"), prompt("")))
+    status, d = s.post("/detokenize", {"tokens": t["tokens"]})
+    ok(status == 200 and d["prompt"] == "<|user|>", "/detokenize gives the text back", d)
+    parts = s.chat(messages=[{"role": "user", "content": [{"type": "text", "text": "What is the capital "}, {"type": "text", "text": "of France?"}]}])[1]
+    ok(parts["choices"][0]["message"]["content"] == "The capital of France is Paris.", "content may come in parts", parts)
+
+
+def test_errors(s):
+    bad = [
+        ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"), ({"messages": [{"role": "king", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages"), ({"temperature": "hot"}, "temperature"), ({"temperature": 9}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"), ({"n": 1000}, "n"), ({"stop": [""]}, "stop"), ({"stop": 3}, "stop"),
+        ({"stream": "yes"}, "stream"), ({"seed": 1.5}, "seed"), ({"logit_bias": {"x": 1}}, "logit_bias"), ({"tools": [{}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"), ({"logprobs": True}, "logprobs"),
+    ]
+    wrong = []
+    for body, param in bad:
+        status, got = s.chat(**body)
+        if status != 400 or got["error"]["param"] != param or got["error"]["type"] != "invalid_request_error" or not got["error"]["message"]:
+            wrong.append((body, status, got))
+    ok(not wrong, "%d kinds of wrong fields get 400 and are named" % len(bad), wrong)
+    status, got = s.chat(messages=[{"role": "user", "content": "word " * 5000}])
+    ok(status == 400 and "context" in got["error"]["message"], "so does a prompt that does not fit", got)
+    status, got = s.chat(messages=[{"role": "user", "content": "word " * 5000}], stream=True)
+    ok(status == 400, "also of a stream: an error is an error before it begins", got)
+    ok(s.chat(model="gpt-9")[0] == 404, "another model: 404")
+    ok(s.request("GET", "/nothing")[0] == 404, "another address: 404")
+    ok(s.request("GET", "/v1/chat/completions")[0] == 405, "another method: 405")
+    status, got = s.request("POST", "/tokenize", b'{"prompt":"' + b"x" * (1 << 21) + b'"}')
+    ok(status == 413, "a body that is too long: 413", status)
+    ok(s.request("POST", "/tokenize", {"prompt": "x"}, {"Origin": "http://example.org"})[0] == 403, "a page of another site may not use it")
+    ok(s.request("POST", "/tokenize", {"prompt": "x"}, {"Host": "example.org"})[0] == 403, "nor one that took a name for this address")
+    ok(s.request("HEAD", "/health")[0] == 200 and s.request("GET", "/version")[0] == 200, "/health and /version answer")
+
+
+def test_key(scratch):
+    path = os.path.join(scratch, "key")
+    with open(path, "w") as f:
+        f.write("correct-horse\n")
+    os.chmod(path, 0o600)
+    s = Server("--api-key-file", path, "--host", "127.0.0.1", key="correct-horse")
+    good, none = s.chat(max_tokens=1)[0], s.request("GET", "/v1/models", headers={"Authorization": "x"})[0]
+    ok(good == 200 and none == 401, "with a key: 200 for those that have it, 401 for others", (good, none))
+    ok(s.request("GET", "/health", headers={"Authorization": "x"})[0] == 200, "/health needs none")
+    s.stop()
+    os.chmod(path, 0o644)
+    r = subprocess.run([PROGRAM, "serve", "--api-key-file", path], capture_output=True, text=True)
+    ok(r.returncode != 0 and "can be read by others" in r.stderr, "a key that others can read is refused", r.stderr)
+    r = subprocess.run([PROGRAM, "serve", "--host", "0.0.0.0"], capture_output=True, text=True)
+    ok(r.returncode == 2 and "key" in r.stderr, "an address that others can reach needs a key", r.stderr)
+
+
+def test_curl(s):
+    name = "curl: a stream"
+    if not shutil.which("curl"):
+        return skip(name, "curl is not installed")
+    r = subprocess.run(["curl", "-sN", "http://localhost:%d/v1/chat/completions" % s.port, "-H", "Content-Type: application/json", "-d",
+                        json.dumps({"messages": QUESTION, "temperature": 0, "stream": True})], capture_output=True, text=True)
+    return ok(r.stdout.rstrip().endswith("data: [DONE]") and '"finish_reason":"stop"' in r.stdout, name, r.stdout[-300:] + r.stderr)
+
+
+def test_openai(s):
+    names = ["openai package: chat", "openai package: stream", "openai package: errors have their classes", "openai package: 100 streams at once"]
+    try:
+        import openai
+    except ImportError:
+        for n in names:
+            skip(n, "the openai package is not installed")
+        return
+    c = openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % s.port, api_key="none", max_retries=0, timeout=300)
+    model = c.models.list().data[0].id
+    r = c.chat.completions.create(model=model, messages=QUESTION, temperature=0)
+    ok(r.choices[0].message.content == "The capital of France is Paris." and r.usage.total_tokens > 0, names[0], r)
+
+    def stream(_=None):
+        with c.chat.completions.create(model=model, messages=QUESTION, temperature=0, stream=True, stream_options={"include_usage": True}) as it:
+            chunks = list(it)
+        return "".join(k.choices[0].delta.content or "" for k in chunks if k.choices), chunks[-1].usage
+    text, usage = stream()
+    ok(text == "The capital of France is Paris." and usage.completion_tokens == r.usage.completion_tokens, names[1], (text, usage))
+    raised = []
+    for make in (lambda: c.chat.completions.create(model=model, messages=[]), lambda: c.chat.completions.create(model="other", messages=QUESTION)):
+        try:
+            make()
+        except openai.APIStatusError as e:
+            raised.append(type(e).__name__)
+    ok(raised == ["BadRequestError", "NotFoundError"], names[2], raised)
+    with concurrent.futures.ThreadPoolExecutor(100) as pool:
+        texts = [t for t, _ in pool.map(stream, range(100))]
+    ok(texts == [text] * 100, names[3], set(texts))
+
+
+def test_parallel(s):
+    """Different questions at once, each with the answer it has alone."""
+    bodies = [{"messages": [{"role": "user", "content": "What is %d + %d?" % (i, 3 * i % 50)}], "max_tokens": 24, "ignore_eos": True} for i in range(50)]
+    alone = [text_of(read_stream(s, **b), "reasoning_content") for b in bodies[:10]]
+    with concurrent.futures.ThreadPoolExecutor(100) as pool:
+        got = list(pool.map(lambda b: text_of(read_stream(s, **b), "reasoning_content"), bodies * 2))
+    ok(got[:50] == got[50:] and got[:10] == alone, "100 streams at once have the text that they have alone", (got[:2], alone[:2]))
+    ok(s.idle() == [0, 0, 0], "then no cache block is held", s.idle(1))
+
+
+def test_metrics(s):
+    status, data = s.request("GET", "/metrics")
+    text = data.decode()
+    want = ["vllm:num_requests_running", "vllm:time_to_first_token_seconds_bucket", "vllm:request_success_total", "vllm:prefix_cache_hits_total",
+            "llamacpp:predicted_tokens_seconds", "llamacpp:n_decode_total", "rankscope_allreduce_seconds", "rankscope_allreduce_skew_seconds",
+            "rankscope_graph_coverage_ratio", "rankscope_nonfinite_total", "rankscope_verdict_total"]
+    ok(status == 200 and all("\n" + n in text for n in want), "/metrics has the names that dashboards ask for", [n for n in want if "\n" + n not in text])
+    done = s.metric('vllm:request_success_total')
+    ok(done is not None and s.metric("vllm:generation_tokens_total") > 100 and s.metric("vllm:time_to_first_token_seconds_count") > 10, "and they count", done)
+    if not shutil.which("promtool"):
+        return skip("promtool reads it", "promtool is not installed")
+    r = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
+    others = [line for line in r.stderr.splitlines() if not re.match(r"(vllm|llamacpp):\S+ metric names should not contain ':'$", line)]
+    return ok(not others, "promtool reads it, and only minds the colons that others put into their names", others)
+
+
+# ---- clients that do not -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_vanish(s):
+    n = 500 if LONG else 40
+    body = {"messages": QUESTION, "ignore_eos": True, "max_tokens": 400}
+
+    def leave(i):
+        c = open_stream(s, body)
+        if i % 4 != 0:
+            c.recv(200 + 37 * i)
+        if i % 3 == 0:  # with a reset rather than an end
+            c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        c.close()
+    with concurrent.futures.ThreadPoolExecutor(64) as pool:
+        list(pool.map(leave, range(n)))
+    ok(s.idle() == [0, 0, 0], "%d clients that vanish mid-stream leave no sequence and no block" % n, s.idle(1))
+    aborted = re.search(r'finished_reason="abort"\} (\d+)', s.request("GET", "/metrics")[1].decode())
+    ok(int(aborted.group(1)) > n // 2, "their sequences were stopped, not finished", aborted.group(0))
+    c = s.connect()
+    c.request("POST", "/v1/chat/completions", json.dumps({**body, "max_tokens": 1900}))
+    time.sleep(0.2)
+    c.close()
+    ok(s.idle(20) == [0, 0, 0], "so is a whole answer that nobody waits for", s.idle(1))
+
+
+def test_slow(s):
+    n = 200 if LONG else 12
+    sockets = [open_stream(s, {"messages": QUESTION, "ignore_eos": True, "max_tokens": 60}, 4096) for _ in range(n)]
+    time.sleep(0.5)
+    ok(s.chat(max_tokens=4)[0] == 200, "%d clients that do not read do not hold others up" % n)
+    left = s.idle()
+    ok(left == [0, 0, 0], "their sequences end all the same", left)
+    got = b""
+    while b"[DONE]" not in got:
+        more = sockets[0].recv(65536)
+        if not more:
+            break
+        got += more
+    ok(b"[DONE]" in got, "and one that reads late gets all of it", got[-200:])
+    for c in sockets:
+        c.close()
+
+
+def mutate(rng):
+    """A body that is almost right, as bytes."""
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "temperature": 0, "stop": ["x"], "n": 1, "stream": False})
+    kind = rng.randrange(6)
+    data = bytearray(body.encode())
+    if kind == 0:
+        for _ in range(rng.randrange(1, 8)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+    elif kind == 1:
+        del data[rng.randrange(len(data)):]
+    elif kind == 2:
+        key = rng.choice(["messages", "max_tokens", "temperature", "stop", "n", "stream", "model", "logit_bias", "stream_options", "seed", "top_k"])
+        value = rng.choice([None, True, -1, 1e300, 10**30, "", "\u0000", [], [[]], {}, {"a": {}}, [None], "x" * 3000, [{"role": "user"}]])
+        return json.dumps({**json.loads(body), key: value}).encode()
+    elif kind == 3:
+        data = bytearray(b"[" * rng.randrange(1, 5000))
+    elif kind == 4:
+        data[rng.randrange(len(data)):] = bytes(rng.randrange(256) for _ in range(rng.randrange(300)))
+    else:
+        data = bytearray(json.dumps({"messages": [{"role": "user", "content": "?"}], "max_tokens": 1}).encode().replace(b"?", b"\xff\xc0\x80\xed\xa0\x80"))
+    return bytes(data)
+
+
+def test_malformed(s):
+    n = 10000 if LONG else 400
+    rng = random.Random(1)
+    odd = []
+    paths = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
+    c = s.connect()
+    for i in range(n):
+        body = mutate(rng)
+        c.request("POST", paths[i % 4], body)
+        r = c.getresponse()
+        data = r.read()
+        try:
+            good = r.status == 200 or (r.status in (400, 404) and json.loads(data)["error"]["message"])
+        except (ValueError, KeyError):
+            good = False
+        if not good:
+            odd.append((body[:200], r.status, data[:200]))
+    c.close()
+    ok(not odd, "%d malformed bodies get an answer or a reason" % n, odd[:3])
+    for raw in (b"\0\1\2\3\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+                b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: " + b"y" * 100000 + b"\r\n\r\n",
+                b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"):
+        k = socket.create_connection(("127.0.0.1", s.port), 60)
+        try:
+            k.sendall(raw)
+            k.shutdown(socket.SHUT_WR)
+            k.recv(65536)
+        except OSError:
+            pass
+        k.close()
+    ok(s.request("GET", "/health")[0] == 200 and s.idle() == [0, 0, 0], "requests that are no HTTP do no harm", s.idle(1))
+
+
+def test_limits():
+    s = Server("--max-queue", "3", "--read-timeout", "1", "--idle-timeout", "2", "--ctx", "2048")
+    sockets = [open_stream(s, {"messages": QUESTION, "ignore_eos": True, "max_tokens": 1500}) for _ in range(3)]
+    for c in sockets:
+        c.recv(100)
+    status, got = s.chat()
+    ok(status == 429 and got["error"]["type"] == "rate_limit_error", "a full queue: 429", got)
+    for c in sockets:
+        c.close()
+    end = time.time() + 20
+    while s.chat(max_tokens=1)[0] == 429 and time.time() < end:
+        time.sleep(0.1)
+    ok(s.chat(max_tokens=1)[0] == 200, "once it has room again, requests are taken again")
+    c = socket.create_connection(("127.0.0.1", s.port), 30)
+    c.settimeout(30)
+    begin = time.time()
+    closed = False
+    try:
+        while time.time() - begin < 15 and not closed:  # a byte now and then: never silent, never done
+            c.sendall(b"G")
+            c.settimeout(0.3)
+            try:
+                closed = c.recv(100) == b""
+            except TimeoutError:
+                pass
+    except OSError:
+        closed = True
+    ok(closed and time.time() - begin < 10, "a request that never ends is cut off", time.time() - begin)
+    ok(s.stop() == 0, "and the server ends in order")
+
+
+def test_drain():
+    s = Server()
+    results = []
+
+    def ask():
+        try:
+            results.append(read_stream(s, ignore_eos=True, max_tokens=60)[-1]["choices"][0]["finish_reason"])
+        except Exception as e:  # noqa: BLE001  (anything but a whole answer counts)
+            results.append(repr(e))
+    threads = [threading.Thread(target=ask) for _ in range(20)]
+    for t in threads:
+        t.start()
+    end = time.time() + 30
+    while s.metric("vllm:num_requests_running") < 20 and time.time() < end:
+        time.sleep(0.02)
+    s.p.send_signal(signal.SIGTERM)
+    time.sleep(0.15)
+    try:
+        late = s.request("GET", "/health")[0], s.chat()[0]
+    except OSError:
+        late = None
+    for t in threads:
+        t.join()
+    code = s.p.wait(60)
+    ok(results == ["length"] * 20, "SIGTERM under load: what runs is finished", results)
+    ok(late in ((503, 503), None), "what comes after it gets 503", late)
+    ok(code == 0, "and the exit status is 0", code)
+
+
+def main():
+    scratch = os.environ.get("TEST_SCRATCH", "/tmp")
+    s = Server()
+    ok(re.match(r"listening on http://127\.0\.0\.1:\d+$", s.said.strip()) is not None, "it says where it listens: this machine only", s.said)
+    for test in (test_answers, test_sampling, test_text_stays_text, test_errors, test_curl, test_openai, test_parallel, test_metrics, test_vanish):
+        test(s)
+    before = s.rss()
+    for test in (test_slow, test_malformed, test_vanish):
+        test(s)
+    ok(s.rss() < before + 64, "memory stays where it was (%d MB, then %d)" % (before, s.rss()))
+    ok(s.stop() == 0, "SIGTERM ends it with status 0")
+    test_key(scratch)
+    test_limits()
+    test_drain()
+    print("1..%d" % count)
+
+
+main()
