@@ -20,6 +20,7 @@ c_tests = \
 	tests/template_test \
 	tests/tui_test \
 	tests/timing_test \
+	tests/variants_test \
 	tests/vocab_file_test \
 	tests/vocab_pre_test \
 	tests/vocab_test
@@ -50,6 +51,7 @@ engine_client = tests/engine_client.c tests/engine_client.h
 tests_golden_test_SOURCES = tests/golden_test.c $(engine_client)
 tests_spec_test_SOURCES = tests/spec_test.c $(engine_client)
 tests_timing_test_SOURCES = tests/timing_test.c $(engine_client)
+tests_variants_test_SOURCES = tests/variants_test.c $(engine_client)
 tests_health_test_SOURCES = tests/health_test.c $(engine_client)
 # Tests that talk to an engine in their own process.
 talk = tests/talk.c tests/talk.h
