@@ -118,7 +118,7 @@ static uint64_t rows_of(const struct capture *c, enum op_buf b, uint32_t rows)
 
 static enum rs_result add_obs(struct capture *c, const struct op *o, bool before, uint8_t index, uint32_t rows, uint64_t *bytes, struct rs_error *err)
 {
-    const struct op_ref *r = before ? &o->in[index] : &o->out[index];
+    const struct op_ref *r = probe_ref(o, before, index);
     struct probe_obs *x = &c->obs[c->n_obs];
     uint32_t n = c->rt->cfg.ranks;
     *x = (struct probe_obs){.op = o->index, .before = before, .index = index, .bits = PROBE_COPY, .copied = calloc(n, sizeof *x->copied)};
@@ -145,7 +145,7 @@ static enum rs_result plan_obs(struct capture *c, const char *glob, uint32_t row
     uint64_t bytes = 0;
     const struct program *p = &c->rt->prog;
     enum rs_result rc = RS_OK;
-    c->obs = calloc((size_t)p->n_ops * (OP_MAX_IN + OP_MAX_OUT * 2) + 1, sizeof *c->obs);
+    c->obs = calloc((size_t)p->n_ops * (OP_MAX_IN + OP_MAX_OUT + 1) + 1, sizeof *c->obs);
     if (c->obs == NULL)
         return error_set(err, RS_ENOMEM, "out of memory for a capture");
     for (uint32_t i = 0; i < p->n_ops && rc == RS_OK; i++) {
@@ -155,6 +155,8 @@ static enum rs_result plan_obs(struct capture *c, const char *glob, uint32_t row
         for (uint8_t k = 0; k < OP_MAX_IN && c->inputs && rc == RS_OK; k++)
             if (o->in[k].buf != BUF_NONE)
                 rc = add_obs(c, o, true, k, rows, &bytes, err);
+        if (c->inputs && rc == RS_OK && (o->accumulate || o->kind == OP_ADD)) /* what it adds to */
+            rc = add_obs(c, o, true, OP_MAX_IN, rows, &bytes, err);
         for (uint8_t k = 0; k < OP_MAX_OUT && rc == RS_OK; k++)
             if (o->out[k].buf != BUF_NONE)
                 rc = add_obs(c, o, false, k, rows, &bytes, err);
@@ -177,6 +179,8 @@ enum rs_result capture_open(struct engine *e, const struct capture_config *cfg, 
             return rc;
         c.own = true;
     }
+    c.generation = e->patches.now.generation + 1; /* and the next: steps without and with observers are different graphs */
+    e->patches.now.generation += 2;
     c.choices = calloc(c.rt->prog.n_ops, sizeof *c.choices);
     c.table = calloc(c.cap_table + 1, sizeof *c.table);
     c.logits = calloc(c.rt->prog.hp->vocab, sizeof *c.logits);
@@ -201,17 +205,11 @@ enum rs_result capture_open(struct engine *e, const struct capture_config *cfg, 
     return RS_OK;
 }
 
-/* Graphs of the configuration are captured under a generation of their own, and their nodes point into c->obs: both go together. */
-static void new_generation(struct capture *c)
-{
-    c->e->patches.now.generation++;
-    c->rt->backend->ops->retire(c->rt->backend, c->e->patches.now.generation);
-}
-
 void capture_close(struct capture *c)
 {
-    if (c->rt != NULL) {
-        new_generation(c);
+    if (c->rt != NULL) { /* graphs point into c->obs: they go first */
+        c->e->patches.now.generation++;
+        c->rt->backend->ops->retire(c->rt->backend, c->e->patches.now.generation);
         for (uint32_t i = 0; i < c->n_table; i++)
             kv_drop(&c->rt->kv, c->table[i]);
     }
@@ -256,9 +254,8 @@ enum rs_result capture_step(struct capture *c, const int32_t *ids, uint32_t from
     struct probe_set set = {.n_obs = c->n_obs, .obs = c->obs};
     if (rc != RS_OK)
         return rc;
-    new_generation(c);
     struct backend_step st = {.prog = &c->rt->prog, .choices = c->choices, .batch = b, .probes = keep && c->n_obs != 0 ? &set : NULL,
-                              .generation = c->e->patches.now.generation, .graph = c->cfg.graph, .graph_guard = c->cfg.guard, .fast = c->cfg.fast};
+                              .generation = c->generation + keep, .graph = c->cfg.graph, .graph_guard = c->cfg.guard, .fast = c->cfg.fast};
     rc = k->ops->step(k, &st, err);
     if (rc == RS_OK) /* another capture may run on the same buffers */
         memcpy(c->logits, k->ops->logits(k, m - 1), c->rt->prog.hp->vocab * sizeof *c->logits);
@@ -305,8 +302,8 @@ static void blank_unused(const struct capture *c, enum op_buf buf, struct tensor
         uint32_t keys = c->pos0 + i + 1, used = 0;
         if (buf == BUF_ISCORE)
             used = keys <= c->rt->prog.hp->index_topk ? 0 : keys;
-        else if (row[0] > 0)
-            used = (uint32_t)row[0] + 1;
+        else
+            used = row[0] > 0 ? (uint32_t)row[0] + 1 : 1;
         for (uint32_t j = used < t->width ? used : t->width; j < t->width; j++)
             row[j] = 0;
     }
@@ -314,7 +311,7 @@ static void blank_unused(const struct capture *c, enum op_buf buf, struct tensor
 
 enum rs_result capture_tensor(const struct capture *c, const struct op *o, bool before, uint32_t index, int rank, struct tensor *out, struct rs_error *err)
 {
-    const struct op_ref *r = before ? &o->in[index] : &o->out[index];
+    const struct op_ref *r = probe_ref(o, before, index);
     struct tensor part[RS_MAX_RANKS] = {{.data = NULL}}, t = {.data = NULL};
     static const struct probe_copied NOTHING = {.rows = 0};
     enum rs_result rc = RS_OK;

@@ -38,6 +38,7 @@ struct capture {
     struct probe_obs *obs;
     uint32_t n_obs;
     bool inputs;
+    uint64_t generation;     /* of graphs without observers; + 1: with. Steps of one capture replay one graph, as steps of a stream do */
     uint32_t pos0, rows;     /* of the captured step */
     float *logits;           /* [vocab] of the last row of the last step */
 };
@@ -57,7 +58,7 @@ enum rs_result capture_step(struct capture *c, const int32_t *ids, uint32_t from
 /* The cache rows of the first n tokens, from one sequence to the other. */
 enum rs_result capture_copy_cache(const struct capture *from, const struct capture *to, uint32_t n, struct rs_error *err);
 
-/* What was kept: NULL if nothing. before: an input. */
+/* What was kept: NULL if nothing. before and index as in struct probe_obs. */
 const struct probe_copied *capture_part(const struct capture *c, const struct op *o, bool before, uint32_t index, uint32_t rank);
 /* One rank's part, or (rank < 0) the whole tensor; unused entries of indexer rows are zero. */
 enum rs_result capture_tensor(const struct capture *c, const struct op *o, bool before, uint32_t index, int rank, struct tensor *out, struct rs_error *err);

@@ -13,7 +13,7 @@ struct span {
 static struct span span_of(const struct cpu *c, const struct backend_step *s, const struct probe_obs *o, uint32_t rank)
 {
     const struct op *op = &s->prog->ops[o->op];
-    const struct op_ref *r = o->before ? &op->in[o->index] : &op->out[o->index];
+    const struct op_ref *r = probe_ref(op, o->before, o->index);
     struct span v = {.base = c->rank[rank].buf[r->buf], .stride = s->prog->width[r->buf][rank], .width = plan_ref_width(s->prog, op, r, rank),
                      .rows = s->batch->n_rows, .buf = (enum op_buf)r->buf};
     if (v.base == NULL || v.width == 0)

@@ -48,6 +48,8 @@ libengine_a_SOURCES = \
 	engine/hparams.c \
 	engine/hparams.h \
 	engine/impl.h \
+	engine/known.c \
+	engine/known.h \
 	engine/kv.c \
 	engine/kv.h \
 	engine/model.c \
@@ -64,6 +66,7 @@ libengine_a_SOURCES = \
 	engine/msg_observe.c \
 	engine/msg_patch.c \
 	engine/msg_probe.c \
+	engine/msg_replay.c \
 	engine/msg_session.c \
 	engine/msg_util.h \
 	engine/npz.c \
@@ -83,6 +86,9 @@ libengine_a_SOURCES = \
 	engine/probe.c \
 	engine/probe.h \
 	engine/rankscope.h \
+	engine/ref.c \
+	engine/ref.h \
+	engine/ref_attn.c \
 	engine/runtime.c \
 	engine/runtime.h \
 	engine/sample.c \

@@ -8,7 +8,21 @@
 #include "engine/error.h"
 #include "engine/server.h"
 
-static const struct msg_method *const TABLES[] = {MSG_MODEL, MSG_PATCH, MSG_GEN, MSG_SESSION, MSG_LOAD, MSG_OBSERVE, MSG_HEALTH, MSG_AUDIT, MSG_PROBE, MSG_BREAK, MSG_DIFF};
+/* One a line, so that what is added side by side can be merged. */
+static const struct msg_method *const TABLES[] = {
+    MSG_MODEL,
+    MSG_PATCH,
+    MSG_GEN,
+    MSG_SESSION,
+    MSG_LOAD,
+    MSG_OBSERVE,
+    MSG_HEALTH,
+    MSG_AUDIT,
+    MSG_PROBE,
+    MSG_BREAK,
+    MSG_DIFF,
+    MSG_REPLAY,
+};
 
 static const struct msg_method *find(const char *name)
 {

@@ -11,6 +11,8 @@
 #include "engine/msg.h"
 #include "engine/msg_util.h"
 
+enum { DIFF_MAX_DECODE = 16 };
+
 /* What is being compared. */
 struct diff {
     struct capture_config cfg[2];
@@ -20,7 +22,8 @@ struct diff {
     size_t n;
     double tolerance;
     const char *why;        /* the tolerance */
-    bool decode, own_cache;
+    uint32_t decode;        /* generated tokens; the last one is compared */
+    bool own_cache;
     bool *forked;           /* [chunk] rows whose router has chosen otherwise although its scores agree: what follows differs for a good reason */
     uint32_t n_forked, rows;
     char fork_site[OP_SITE_MAX];
@@ -93,15 +96,15 @@ static enum rs_result read_ids(struct engine *e, struct args *a, struct diff *d,
     }
     if (rc != RS_OK)
         return rc;
-    d->ids = malloc((d->n + 2) * sizeof *d->ids);
+    d->ids = malloc((d->n + DIFF_MAX_DECODE + 1) * sizeof *d->ids);
     if (d->ids != NULL && ids != NULL)
         memcpy(d->ids, ids, d->n * sizeof *ids);
     bool ok = d->ids != NULL && ids != NULL;
     free(ids);
     if (!ok)
         return error_set(err, RS_ENOMEM, "out of memory for the tokens");
-    if (d->n == 0 || d->n + 1 > e->model->hp.context)
-        return error_set(err, RS_EUSAGE, "%s: %zu tokens, expected 1 to %u", a->method, d->n, e->model->hp.context - 1);
+    if (d->n == 0 || d->n + d->decode > e->model->hp.context)
+        return error_set(err, RS_EUSAGE, "%s: %zu tokens, expected 1 to %u", a->method, d->n, e->model->hp.context - d->decode);
     return RS_OK;
 }
 
@@ -126,10 +129,13 @@ static enum rs_result run_prompt(struct engine *e, struct diff *d, struct rs_err
 
 static enum rs_result run_decode(struct diff *d, struct rs_error *err)
 {
-    uint32_t n = (uint32_t)d->n;
-    enum rs_result rc = d->own_cache ? RS_OK : capture_copy_cache(&d->arm[0], &d->arm[1], n, err);
-    for (int s = 0; s < 2 && rc == RS_OK; s++)
-        rc = capture_step(&d->arm[s], d->ids, n, n + 1, BATCH_GENERATED, true, err);
+    enum rs_result rc = RS_OK;
+    for (uint32_t n = (uint32_t)d->n; n < d->n + d->decode && rc == RS_OK; n++) { /* both sides get the first one's token */
+        d->ids[n] = capture_next(&d->arm[0]);
+        rc = d->own_cache ? RS_OK : capture_copy_cache(&d->arm[0], &d->arm[1], n, err);
+        for (int s = 0; s < 2 && rc == RS_OK; s++)
+            rc = capture_step(&d->arm[s], d->ids, n, n + 1, BATCH_GENERATED, true, err);
+    }
     return rc;
 }
 
@@ -280,11 +286,10 @@ static enum rs_result compare(struct engine *e, struct diff *d, json_t *reply, s
         int32_t next[2] = {capture_next(&d->arm[0]), capture_next(&d->arm[1])};
         json_object_set_new(reply, "logits", logits_json(d, next));
         rc = compare_ops(d, "prompt", list, &first, err);
-        if (rc == RS_OK && d->decode) {
+        if (rc == RS_OK && d->decode != 0) {
             uint32_t forked = d->n_forked;
             memset(d->forked, 0, d->rows * sizeof *d->forked); /* another row */
             d->n_forked = 0;
-            d->ids[d->n] = next[0];
             rc = run_decode(d, err);
             if (rc == RS_OK)
                 rc = compare_ops(d, "decode", list, &first, err);
@@ -314,9 +319,9 @@ static enum rs_result open_arms(struct engine *e, struct diff *d, struct rs_erro
     d->forked = calloc(rows + 1, sizeof *d->forked);
     if (d->forked == NULL)
         return error_set(err, RS_ENOMEM, "out of memory for a comparison");
-    enum rs_result rc = capture_open(e, &d->cfg[0], d->glob, 0, (uint32_t)d->n + 1, rows, &d->arm[0], err);
+    enum rs_result rc = capture_open(e, &d->cfg[0], d->glob, 0, (uint32_t)d->n + d->decode, rows, &d->arm[0], err);
     if (rc == RS_OK && d->file == NULL) {
-        rc = capture_open(e, &d->cfg[1], d->glob, 0, (uint32_t)d->n + 1, rows, &d->arm[1], err);
+        rc = capture_open(e, &d->cfg[1], d->glob, 0, (uint32_t)d->n + d->decode, rows, &d->arm[1], err);
         if (rc != RS_OK)
             capture_close(&d->arm[0]);
     }
@@ -325,14 +330,14 @@ static enum rs_result open_arms(struct engine *e, struct diff *d, struct rs_erro
 
 static enum rs_result msg_diff(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
-    struct diff d = {.decode = false, .why = "asked for"};
+    struct diff d = {.decode = 0, .why = "asked for"};
     const char *cache = "same";
     float tolerance = 0;
     enum rs_result rc = msg_need_model(e, "diff", err);
     if (rc != RS_OK)
         return rc;
     msg_read_site(a, false, "*", d.glob);
-    args_bool(a, "decode", &d.decode);
+    args_u32(a, "decode", 0, DIFF_MAX_DECODE, &d.decode);
     args_str(a, "cache", &cache);
     bool asked = args_f32(a, "tolerance", 0, 1e6, &tolerance);
     rc = a->rc == RS_OK ? read_side(e, a, "a", 0, &d, err) : a->rc;
@@ -345,7 +350,7 @@ static enum rs_result msg_diff(struct engine *e, struct msg *m, struct args *a, 
     if (rc == RS_OK && strcmp(cache, "same") != 0 && strcmp(cache, "own") != 0)
         rc = error_set(err, RS_EUSAGE, "diff: cache must be same or own, not '%.20s'", cache);
     d.own_cache = cache[0] == 'o';
-    if (rc == RS_OK && d.file != NULL && d.decode)
+    if (rc == RS_OK && d.file != NULL && d.decode != 0)
         rc = error_set(err, RS_EUSAGE, "diff: a saved reference has no decode step");
     if (rc == RS_OK) {
         choose_tolerance(&d);
@@ -395,7 +400,7 @@ static enum rs_result save(struct diff *d, const char *path, uint32_t *count, st
 
 static enum rs_result msg_dump(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
-    struct diff d = {.decode = false};
+    struct diff d = {.decode = 0};
     const char *path = NULL;
     json_t *config = NULL;
     uint32_t count = 0;

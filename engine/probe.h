@@ -45,7 +45,7 @@ struct probe_copied {
 
 struct probe_obs {
     uint16_t op;
-    bool before;         /* look at in[index] before the op runs, else at out[index] after it */
+    bool before;         /* look at in[index] before the op runs (out[index - OP_MAX_IN] from OP_MAX_IN on), else at out[index] after it */
     uint8_t index;
     uint8_t bits;
     uint64_t ranks;      /* bit per rank */
@@ -62,6 +62,12 @@ struct probe_set {
     const struct probe_obs *obs;     /* sorted by op; those before an op stand before those after it */
     uint32_t slot;                   /* of the rings, for the step that runs: the control thread sets it before the step */
 };
+
+/* What an observer looks at. */
+static inline const struct op_ref *probe_ref(const struct op *o, bool before, uint32_t index)
+{
+    return !before ? &o->out[index] : index < OP_MAX_IN ? &o->in[index] : &o->out[index - OP_MAX_IN];
+}
 
 /* Fold one value into statistics; n, zeros, hash included. */
 static inline void probe_fold(struct probe_stats *s, float x)

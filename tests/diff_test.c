@@ -27,7 +27,7 @@ static void expect_same(struct rs_engine *e, double tolerance, const char *name,
 {
     const char *first;
     double worst;
-    json_t *d = talk(e, "diff", "{%s,'decode':true,'a':{%s},'b':{%s}}", PROMPT, a, b);
+    json_t *d = talk(e, "diff", "{%s,'decode':3,'a':{%s},'b':{%s}}", PROMPT, a, b);
     int n = out_of(d, &first, &worst);
     tap_ok(n == 0 && talk_num(d, "compared") > 200 && talk_num(d, "tolerance") == tolerance, "%s: %g tensors within %g, worst %.2g%s%s", name,
            talk_num(d, "compared"), talk_num(d, "tolerance"), worst, n ? ", first off: " : "", first);
@@ -73,7 +73,7 @@ static void test_long(void)
     for (int i = 0; i < 70; i++)
         snprintf(ids + strlen(ids), sizeof ids - strlen(ids), "%s%d", i ? "," : "", 100 + i * 7 % 900);
     for (int own = 0; own < 2; own++) {
-        json_t *d = talk(e, "diff", "{'ids':[%s],'decode':true,'cache':'%s','a':{'ranks':2," F32 "},'b':{'ranks':1," F32 "}}", ids, own ? "own" : "same");
+        json_t *d = talk(e, "diff", "{'ids':[%s],'decode':3,'cache':'%s','a':{'ranks':2," F32 "},'b':{'ranks':1," F32 "}}", ids, own ? "own" : "same");
         tap_ok(talk_num(d, "out_of_tolerance") == 0 && talk_num(d, "rows") == 6, "five chunks with %s cache: the last %g rows agree", own ? "its own" : "the same",
                talk_num(d, "rows"));
         json_decref(d);

@@ -14,6 +14,7 @@ c_tests = \
 	tests/matmul_test \
 	tests/probe_test \
 	tests/quant_test \
+	tests/replay_test \
 	tests/sample_test \
 	tests/sched_test \
 	tests/spec_test \
@@ -56,6 +57,7 @@ tests_health_test_SOURCES = tests/health_test.c $(engine_client)
 # Tests that talk to an engine in their own process.
 talk = tests/talk.c tests/talk.h
 tests_diff_test_SOURCES = tests/diff_test.c $(talk)
+tests_replay_test_SOURCES = tests/replay_test.c $(talk)
 tests_probe_test_SOURCES = tests/probe_test.c $(talk)
 
 # The console on an engine that plays a script (tests/fake_engine.h), and a terminal to run it at.
