@@ -134,6 +134,8 @@ void line_open(line_complete_fn complete, void *ctx)
     rl_completer_word_break_characters = " \t";
     rl_completer_quote_characters = "";
     rl_initialize();
+    /* Nobody gets into vi mode by accident: searching there crashes readline 8.2 after an undo. Who wants it has it in inputrc. */
+    rl_unbind_function_in_map(rl_vi_editing_mode, emacs_meta_keymap);
     rl_bind_keyseq("\\e[24~", toggle);
     rl_bind_keyseq("\\C-x\\C-a", toggle);
     load_history();
@@ -225,6 +227,7 @@ static void remember(void)
         free_history_entry(old);
     }
     add_history(s_line);
+    using_history(); /* going back begins at the new end */
 }
 
 enum line_status line_feed(void)
@@ -390,6 +393,17 @@ void line_panels_leave(void)
     busy_terminal();
 }
 
+/* A key that ends a search in the history would be carried out by readline calling itself, which crashes it (8.2) when the key begins a
+ * sequence, as Ctrl-X does. So the search ends here first; what it found stays on the line. */
+static void end_search(unsigned char next)
+{
+    static const unsigned char search_keys[] = {'\a', '\b', '\n', '\r', '\022', '\023', '\026', '\027', '\031', '\177'};
+    if (!RL_ISSTATE(RL_STATE_ISEARCH) || (next >= 0x20 && next != 0x7f))
+        return;
+    if (memchr(search_keys, next, sizeof search_keys) == NULL)
+        line_escape();
+}
+
 enum line_status line_push(const char *bytes, size_t n)
 {
     if (s_typed_at == s_typed.len) {
@@ -399,6 +413,7 @@ enum line_status line_push(const char *bytes, size_t n)
     buf_add(&s_typed, bytes, n);
     while (s_typed_at < s_typed.len) {
         s_starved = false;
+        end_search((unsigned char)s_typed.text[s_typed_at]);
         rl_callback_read_char();
         if (s_toggle) {
             s_toggle = false;

@@ -122,6 +122,7 @@ static void take_action(struct tui *t)
                 js_num(a->reply, "took_ms", 0));
     }
     t->data.asked[TUI_ASK_PATCHES].next_us = 0;
+    t->next_tick_us = 0;
 }
 
 static void take_stop(struct tui *t, const json_t *json)
@@ -221,9 +222,9 @@ static uint64_t timers(struct tui *t)
             due = t->message_until_us;
         }
     }
-    if (t->dirty && !t->fake_time) {
+    if (t->dirty) {
         next = t->last_frame_us + TUI_FRAME_US;
-        if (now >= next)
+        if (now >= next || t->fake_time)
             frame(t, now);
         else
             due = next < due ? next : due;

@@ -332,7 +332,7 @@ static void type(struct tui *t, const char *bytes, size_t n)
         s = line_push("", 0);
     }
     t->in_line = false;
-    if (s == LINE_TOGGLE)
+    if (s == LINE_TOGGLE) /* bound to other keys by the person */
         t->toggle = t->script == NULL;
     if (s == LINE_EOF && t->running > 0 && !t->quit) {
         tui_say(t, false, "something still runs; Ctrl-D again leaves all the same");
@@ -390,6 +390,8 @@ void tui_input_key(struct tui *t, const struct tui_key *k)
         line_escape();
         return;
     }
+    if (k->code == TUI_KEY_UNKNOWN && k->n == 1)
+        return; /* a byte that is no UTF-8: readline would keep it in mind for the next one */
     if (t->overlay == TUI_OVERLAY_MATCHES && !(k->code == TUI_KEY_ESCAPE)) {
         type(t, k->bytes, k->n);
         return;

@@ -288,6 +288,18 @@ bool tui_selected_patch(struct tui *t, const char **slot, const char **from, con
     return true;
 }
 
+/* Returns the columns used, 0 when it does not fit. */
+static int impl_cell(struct tui *t, const json_t *impl, bool is_now, bool is_next, bool changed, int y, int x, int end)
+{
+    const char *name = impl_name(impl), *around = is_now ? "[]" : is_next ? "><" : "  ";
+    uint8_t role = is_now ? (changed ? ROLE_CHANGED : ROLE_GOOD) : is_next ? ROLE_KEY : ROLE_DIM;
+    char *text = xasprintf("%c%s%s%c", around[0], name, js_bool(impl, "capturable", true) ? "" : "!", around[1]);
+    int n = grid_columns(text, strlen(text), t->ascii);
+    n = x + n <= end ? grid_str(&t->grid, y, x, n, role, text) : 0;
+    free(text);
+    return n;
+}
+
 static void slot_row(struct tui *t, const json_t *s, bool selected, int y, struct grid_rect r)
 {
     struct grid *g = &t->grid;
@@ -298,17 +310,14 @@ static void slot_row(struct tui *t, const json_t *s, bool selected, int y, struc
     grid_char(g, y, x, changed ? ROLE_CHANGED : ROLE_TEXT, changed ? '*' : ' ');
     grid_str(g, y, x + 1, 15, changed ? ROLE_CHANGED : ROLE_TEXT, js_str(s, "slot", "?"));
     x += 17;
-    for (size_t i = 0; i < json_array_size(impls); i++) {
-        const char *name = impl_name(json_array_get(impls, i));
-        bool is_now = strcmp(name, now) == 0, can = js_bool(json_array_get(impls, i), "capturable", true);
-        int need = (int)strlen(name) + 3;
-        if (x + need > end)
-            break;
-        /* [now], >candidate<, other */
-        const char *around = is_now ? "[]" : (int)i == k ? "><" : "  ";
-        uint8_t role = is_now ? (changed ? ROLE_CHANGED : ROLE_GOOD) : (int)i == k ? ROLE_KEY : ROLE_DIM;
-        x += grid_printf(g, y, x, end - x, role, "%c%s%s%c", around[0], name, can ? "" : "!", around[1]);
-    }
+    /* [now], then >what Enter would choose<, then the others: the first two must be in sight. */
+    for (int pass = 0; pass < 3; pass++)
+        for (size_t i = 0; i < json_array_size(impls); i++) {
+            const json_t *e = json_array_get(impls, i);
+            bool is_now = strcmp(impl_name(e), now) == 0, is_next = !is_now && (int)i == k;
+            if (pass == (is_now ? 0 : is_next ? 1 : 2))
+                x += impl_cell(t, e, is_now, is_next, changed, y, x, end);
+        }
     if (r.w >= 60)
         grid_str(g, y, end + 1, 10, ROLE_DIM, js_str(s, "cost", ""));
     if (selected)

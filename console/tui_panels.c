@@ -114,7 +114,7 @@ static void ranks_head(struct tui *t, struct grid_rect r, const int width[RANK_C
         if (w == 0)
             continue;
         snprintf(head, sizeof head, "%s", s_rank_columns[c].head);
-        if (c == COL_SPARK && isfinite(hi) && w > 30)
+        if (c == COL_SPARK && isfinite(hi) && w > 38)
             snprintf(head, sizeof head, "all-reduce mean, %.1f to %.1f us", lo, hi);
         int n = (int)strlen(head);
         bool left = c == COL_SPARK || c == COL_BAR;
@@ -238,9 +238,9 @@ static void ar_histograms(struct tui *t, struct grid_rect r, int row_h)
     }
     if (to - from > r.w)
         to = from + r.w;
-    char lo[32], hi[32], head[96];
-    snprintf(head, sizeof head, "%s to %s, log", units_us(lo, tui_plot_edge(from, TUI_BIN_LO_US, TUI_BIN_HI_US, TUI_BINS)),
-             units_us(hi, tui_plot_edge(to, TUI_BIN_LO_US, TUI_BIN_HI_US, TUI_BINS)));
+    char head[96];
+    snprintf(head, sizeof head, "%.1f..%.0f us, log", tui_plot_edge(from, TUI_BIN_LO_US, TUI_BIN_HI_US, TUI_BINS),
+             tui_plot_edge(to, TUI_BIN_LO_US, TUI_BIN_HI_US, TUI_BINS));
     grid_str(&t->grid, r.y, r.x, r.w, ROLE_HEAD, head);
     for (uint32_t i = 0; i < d->snap.n_ranks; i++) {
         struct grid_rect one = {r.y + 1 + (int)i * row_h, r.x, row_h, r.w};
@@ -335,9 +335,12 @@ static int step_line(struct tui *t, struct grid_rect r, int y, const char *what,
     if (js_num(s, "steps", 0) < 1 || y >= r.h)
         return y;
     char mean[32], p50[32], p99[32];
-    grid_printf(&t->grid, r.y + y, r.x, r.w, ROLE_TEXT, "%-13s p50 %s, p99 %s, mean %s, %lld steps", what,
-                units_us(p50, js_num(s, "p50_us", NAN)), units_us(p99, js_num(s, "p99_us", NAN)), units_us(mean, js_num(s, "mean_us", NAN)),
-                (long long)js_int(s, "steps", 0));
+    units_us(p50, js_num(s, "p50_us", NAN));
+    units_us(p99, js_num(s, "p99_us", NAN));
+    int w = grid_printf(&t->grid, r.y + y, r.x, r.w, ROLE_TEXT, "%-12s %9s %9s", what, p50, p99);
+    if (r.w >= 64)
+        grid_printf(&t->grid, r.y + y, r.x + w, r.w - w, ROLE_TEXT, " %9s %8lld steps", units_us(mean, js_num(s, "mean_us", NAN)),
+                    (long long)js_int(s, "steps", 0));
     return y + 1;
 }
 
@@ -392,6 +395,14 @@ static void step_layers(struct tui *t, struct grid_rect r, int y, const json_t *
     tui_plot_spark(&t->grid, r.y + y + 1, r.x, m < r.w ? m : r.w, ROLE_GRAPH, wide, m, 0, hi, t->ascii ? TUI_PLOT_ASCII : TUI_PLOT_BLOCK);
 }
 
+static double most(const struct tui_series *s)
+{
+    double x = 0;
+    for (int i = 0; i < s->n; i++)
+        x = s->v[i] > x ? (double)s->v[i] : x;
+    return x;
+}
+
 void tui_draw_step(struct tui *t, struct grid_rect r)
 {
     const json_t *stats = tui_data_last(&t->data, TUI_ASK_STATS), *decode = js_at(stats, "decode");
@@ -400,19 +411,22 @@ void tui_draw_step(struct tui *t, struct grid_rect r)
         no_model(t, r);
         return;
     }
-    int y = 0;
+    int y = 1;
+    grid_str(&t->grid, r.y, r.x, r.w, ROLE_HEAD,
+             r.w >= 64 ? "time a step         p50       p99      mean" : "time a step         p50       p99");
     y = step_line(t, r, y, "decode graph", modes[1]);
     y = step_line(t, r, y, "decode eager", modes[0]);
     y = step_line(t, r, y, "prompt graph", js_at(stats, "prompt.graph"));
     if (r.h >= 12)
         y = step_line(t, r, y, "prompt eager", js_at(stats, "prompt.eager"));
-    if (y == 0) {
+    if (y == 1) {
+        grid_fill(&t->grid, (struct grid_rect){r.y, r.x, 1, r.w}, ROLE_TEXT);
         grid_str(&t->grid, r.y, r.x, r.w, ROLE_DIM, "no step has run yet");
         return;
     }
     double lo, hi;
     if (r.h >= 10 && tui_plot_range(t->data.tok_per_s.v, t->data.tok_per_s.n, &lo, &hi)) {
-        int w = grid_printf(&t->grid, r.y + y, r.x, r.w, ROLE_HEAD, "tokens/s %.0f to %.0f ", lo, hi);
+        int w = grid_printf(&t->grid, r.y + y, r.x, r.w, ROLE_HEAD, "tokens/s up to %.0f ", most(&t->data.tok_per_s));
         tui_plot_spark(&t->grid, r.y + y, r.x + w, r.w - w, ROLE_GRAPH, t->data.tok_per_s.v, t->data.tok_per_s.n, lo, hi, t->plots);
         y++;
     }

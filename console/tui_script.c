@@ -11,7 +11,7 @@
  *   wait-text TEXT       until TEXT is on the screen (10 s at most, which is an error)
  *   save-screen FILE     the screen as text
  *   save-roles FILE      the screen and what each cell means
- *   save-times FILE      frames drawn and how long keys waited for theirs
+ *   save-times FILE      memory, frames drawn, and how long keys waited for theirs
  *
  * After the last step the console ends. */
 #include "config.h"
@@ -20,6 +20,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "console/tui.h"
 
@@ -159,6 +161,14 @@ static void save_times(struct tui_script *s, struct tui *t, const char *path)
         fail(s, strerror(errno));
         return;
     }
+    long pages = 0;
+    FILE *m = fopen("/proc/self/statm", "r");
+    if (m != NULL) {
+        if (fscanf(m, "%*s %ld", &pages) != 1)
+            pages = 0;
+        fclose(m);
+    }
+    fprintf(f, "rss_kb %ld\n", pages * (sysconf(_SC_PAGESIZE) / 1024));
     fprintf(f, "frames %llu\nkeys %llu\np99_ms %u\nworst_ms %.1f\nlines %llu\n", (unsigned long long)t->frames, (unsigned long long)n, p99,
             (double)t->slowest_key_us / 1e3, (unsigned long long)(t->chat.first_id + t->chat.n));
     fclose(f);
@@ -254,17 +264,25 @@ static bool on_screen(struct tui *t, const char *text)
     return found;
 }
 
+/* In real time always: what is waited for comes from elsewhere. */
 static enum tui_script_state wait_text(struct tui_script *s, struct tui *t, const char *text, uint64_t *wait_us)
 {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    uint64_t us = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
     if (s->until_us == 0)
-        s->until_us = tui_now_us(t) + 10000000;
-    bool found = on_screen(t, text), late = tui_now_us(t) >= s->until_us;
-    if (late && !found)
+        s->until_us = us + 10000000;
+    bool found = on_screen(t, text);
+    if (us >= s->until_us && !found)
         fail(s, "it did not come");
-    enum tui_script_state r = wait_until(s, t, found || late, wait_us);
-    if (r == TUI_SCRIPT_WAIT)
+    if (!found && !s->failed) {
         *wait_us = 20000;
-    return r;
+        return TUI_SCRIPT_WAIT;
+    }
+    free(s->line);
+    s->line = NULL;
+    s->until_us = 0;
+    return TUI_SCRIPT_STEP;
 }
 
 static void do_step(struct tui_script *s, struct tui *t, const char *name, char *rest)

@@ -36,12 +36,16 @@ static void arm(struct rs_engine *e)
 
 static void insert(struct rs_engine *e, struct fake_event *f)
 {
-    struct fake_event **at = &e->queue;
+    /* Most come in order; a long answer is many. */
+    struct fake_event **at = e->queue != NULL && e->last->due_us <= f->due_us ? &e->last->next : &e->queue;
     while (*at != NULL && (*at)->due_us <= f->due_us)
         at = &(*at)->next;
     f->next = *at;
     *at = f;
-    arm(e);
+    if (f->next == NULL)
+        e->last = f;
+    if (e->queue == f)
+        arm(e);
 }
 
 static struct fake_event *event(enum rs_event_type type, uint32_t id, enum rs_result status, uint64_t after_us)
@@ -95,6 +99,7 @@ void fake_drop_stream(struct rs_engine *e, uint32_t stream)
             *at = f->next;
             free_event(f);
         } else {
+            e->last = f;
             at = &f->next;
         }
     }
@@ -143,6 +148,10 @@ static void rank_value(struct rs_snapshot *s, const char *rest, const char *line
     if (sscanf(rest, "%u %15s %f", &rank, key, &x) != 3 || rank >= RS_MAX_RANKS)
         bad_script(line);
     struct rs_rank_snapshot *r = &s->rank[rank];
+    if (strcmp(key, "mem") == 0)
+        r->mem_used = (uint64_t)x;
+    if (strcmp(key, "mem-total") == 0)
+        r->mem_total = (uint64_t)x;
     float *const at[] = {&r->busy_us,   &r->ar_wait_us, &r->ar_transfer_us, &r->ar_p50_us,
                          &r->ar_p99_us, &r->gpu_util,   &r->gpu_temp_c,     &r->gpu_power_w};
     static const char *const keys[] = {"busy", "wait", "transfer", "p50", "p99", "util", "temp", "power"};
@@ -178,6 +187,8 @@ static void directive(struct rs_engine *e, char *line)
         json_object_set_new(json_object_get(s, "fails"), method, json_pack("[s, s]", code, rest + m));
     } else if ((strcmp(name, "lost") == 0 || strcmp(name, "log") == 0) && sscanf(rest, "%31s %n", code, &m) == 1 && m > 0) {
         json_object_set_new(s, name, json_pack("[s, s]", code, rest + m));
+    } else if (strcmp(name, "live") == 0) {
+        e->live = atof(rest) / 100;
     } else if (strcmp(name, "rank") == 0) {
         rank_value(&e->snapshot, rest, copy);
     } else {
@@ -345,6 +356,8 @@ enum rs_result rs_request_blob(struct rs_engine *e, const char *method, const ch
         ;
     struct fake_event *f = *at;
     *at = f->next;
+    for (struct fake_event *g = e->queue; g != NULL; g = g->next)
+        e->last = g;
     if (f->ev.status != RS_OK) {
         json_t *o = json_loads(f->ev.json, 0, NULL);
         r = error_set(err, f->ev.status, "%s", json_string_value(json_object_get(json_object_get(o, "error"), "message")));
@@ -378,8 +391,24 @@ bool rs_pending(const struct rs_engine *e)
     return due(e);
 }
 
+/* Times that vary from read to read, the same way in every run. */
+static void vary(struct rs_engine *e)
+{
+    struct rs_snapshot *s = &e->snapshot;
+    s->step += 3;
+    e->reads++;
+    for (uint32_t r = 0; r < RS_MAX_RANKS; r++) {
+        double x = (double)((e->reads * 2654435761u + r * 40503u) % 1000) / 500 - 1, was = (double)((e->reads * 2654435761u - 2654435761u + r * 40503u) % 1000) / 500 - 1;
+        if (e->reads == 1)
+            was = 0;
+        s->rank[r].ar_wait_us *= (float)((1 + e->live * x) / (1 + e->live * was));
+    }
+}
+
 bool rs_snapshot_read(const struct rs_engine *e, struct rs_snapshot *out)
 {
+    if (e->live > 0)
+        vary((struct rs_engine *)e);
     const json_t *state = json_object_get(e->info, "state");
     if (!json_is_object(json_object_get(e->info, "model")))
         return false;
@@ -390,7 +419,7 @@ bool rs_snapshot_read(const struct rs_engine *e, struct rs_snapshot *out)
     out->generation = (uint64_t)json_integer_value(json_object_get(state, "generation"));
     out->simulated = 1;
     out->time_us = fake_now_us();
-    out->running = e->stream != 0;
+    out->running = e->stream != 0 || e->live > 0;
     out->ops_per_step = 80;
     out->allreduces_per_step = 13;
     out->step_us = out->step_p50_us = 1200;

@@ -16,7 +16,8 @@
  *   fail METHOD CODE TEXT  let METHOD fail, CODE as in rs_result_name() with '-' for ' '
  *   lost N TEXT            the engine is gone after N tokens of an answer
  *   log LEVEL TEXT         a log event with the next answer
- *   rank N KEY VALUE       a number in the snapshot of a rank: busy, wait, transfer, p50, p99, util, temp, power */
+ *   rank N KEY VALUE       a number in the snapshot of a rank: busy, wait, transfer, p50, p99, util, temp, power, mem, mem-total
+ *   live PERCENT           each snapshot that is read has run 3 more steps, and its all-reduce times vary by that much, always the same way */
 #ifndef RANKSCOPE_TESTS_FAKE_ENGINE_H
 #define RANKSCOPE_TESTS_FAKE_ENGINE_H
 
@@ -33,6 +34,7 @@ struct fake_event {
 struct rs_engine {
     int fd;                   /* a timer that runs out when the next event is due */
     struct fake_event *queue; /* by time */
+    struct fake_event *last;  /* of the queue, while there is one */
     struct fake_event *given; /* the event that rs_next() handed out last */
     uint32_t last_id;
     bool lost;
@@ -44,6 +46,8 @@ struct rs_engine {
     json_t *streams;  /* id: {"text","thinking","done"} */
     uint32_t stream;  /* the one that runs, or 0 */
     struct rs_snapshot snapshot;
+    double live; /* how much times vary, 0: they do not */
+    uint64_t reads;
 };
 
 /* Queue an event; json (consumed) and text may be NULL, blob is copied. */

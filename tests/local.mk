@@ -33,7 +33,7 @@ test_helpers = \
 	tests/rankscope-fake
 
 # Speed of the CPU matmul: make bench-kernels
-EXTRA_PROGRAMS = tests/matmul_bench
+EXTRA_PROGRAMS = tests/matmul_bench tests/tui_record
 bench-kernels: tests/matmul_bench
 	tests/matmul_bench
 .PHONY: bench-kernels
@@ -58,6 +58,7 @@ tests_health_test_SOURCES = tests/health_test.c $(engine_client)
 talk = tests/talk.c tests/talk.h
 tests_diff_test_SOURCES = tests/diff_test.c $(talk)
 tests_replay_test_SOURCES = tests/replay_test.c $(talk)
+tests_tui_record_SOURCES = tests/tui_record.c $(talk)
 tests_probe_test_SOURCES = tests/probe_test.c $(talk)
 
 # The console on an engine that plays a script (tests/fake_engine.h), and a terminal to run it at.
@@ -86,11 +87,14 @@ shell_tests = \
 	tests/reference.t \
 	tests/serve.t \
 	tests/story.t \
-	tests/story_cli.t
+	tests/story_cli.t \
+	tests/tui_fuzz.t \
+	tests/tui_screens.t
 
 # What tests read.
 EXTRA_DIST += $(shell_tests) \
 	tests/golden \
+	tests/golden-screens \
 	tests/health_questions.txt \
 	tests/console_golden.py \
 	tests/pretok_oracle.py \
