@@ -62,6 +62,7 @@ libengine_a_SOURCES = \
 	engine/msg_gen.c \
 	engine/msg_health.c \
 	engine/msg_load.c \
+	engine/msg_look.c \
 	engine/msg_model.c \
 	engine/msg_observe.c \
 	engine/msg_patch.c \

@@ -22,6 +22,7 @@ static const struct msg_method *const TABLES[] = {
     MSG_BREAK,
     MSG_DIFF,
     MSG_REPLAY,
+    MSG_LOOK,
 };
 
 static const struct msg_method *find(const char *name)

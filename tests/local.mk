@@ -11,6 +11,7 @@ c_tests = \
 	tests/health_test \
 	tests/invariance_test \
 	tests/kv_test \
+	tests/look_test \
 	tests/matmul_test \
 	tests/probe_test \
 	tests/quant_test \
@@ -57,6 +58,7 @@ tests_health_test_SOURCES = tests/health_test.c $(engine_client)
 # Tests that talk to an engine in their own process.
 talk = tests/talk.c tests/talk.h
 tests_diff_test_SOURCES = tests/diff_test.c $(talk)
+tests_look_test_SOURCES = tests/look_test.c $(talk)
 tests_replay_test_SOURCES = tests/replay_test.c $(talk)
 tests_tui_record_SOURCES = tests/tui_record.c $(talk)
 tests_probe_test_SOURCES = tests/probe_test.c $(talk)
