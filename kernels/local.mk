@@ -42,8 +42,22 @@ libkernels_a_LIBADD += $(libkernels_avx2_a_OBJECTS) $(libkernels_avx512_a_OBJECT
 endif
 
 # CUDA sources, shipped in every tarball, compiled where nvcc is. Automake does not know .cu, so the rule is ours.
-CUDA_SOURCES =
-EXTRA_DIST += $(CUDA_SOURCES)
+CUDA_SOURCES = \
+	kernels/cuda/attn.cu \
+	kernels/cuda/flash.cu \
+	kernels/cuda/gemm.cu \
+	kernels/cuda/index.cu \
+	kernels/cuda/join.cu \
+	kernels/cuda/linear.cu \
+	kernels/cuda/moe.cu \
+	kernels/cuda/router.cu \
+	kernels/cuda/rows.cu
+EXTRA_DIST += $(CUDA_SOURCES) \
+	kernels/cuda/common.cuh \
+	kernels/cuda/cuda.h \
+	kernels/cuda/dot.cuh \
+	kernels/cuda/flash.cuh \
+	kernels/cuda/formats.cuh
 if HAVE_CUDA
 libkernels_a_LIBADD += $(CUDA_SOURCES:.cu=.o)
 endif

@@ -1,0 +1,304 @@
+/* Kernels for NVIDIA GPUs: what the engine launches. C on this side, CUDA C++ behind it.
+ *
+ * Every function enqueues one kernel on the stream of its kcu_launch and returns a cudaError_t; nothing here allocates, waits or reads results. All
+ * pointers are device memory of the GPU that is current, unless a comment says otherwise. Any thread, one stream at a time.
+ *
+ * Every kernel may be launched with programmatic dependent launch: it reads weights at most before it has waited for its predecessor. Sums run in
+ * f32 in an order that depends on the element alone, never on the number of rows in a launch. */
+#ifndef RANKSCOPE_KERNELS_CUDA_CUDA_H
+#define RANKSCOPE_KERNELS_CUDA_CUDA_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KCU_MAX_RANKS 64
+#define KCU_MAX_GPUS 8
+#define KCU_MAX_LOCAL 16
+#define KCU_MAX_COLS 8 /* rows of activations that one pass over a weight serves */
+
+struct kcu_launch {
+    cudaStream_t stream;
+    bool pdl;        /* programmatic dependent launch */
+    uint64_t *stamp; /* where the kernel's first thread notes the GPU's clock (ns), or NULL; host memory mapped for the device is fine */
+};
+
+/* ---- weights ---- */
+
+/* A weight as it lies on the device. Q8_0 and Q6_K are taken apart into planes per row so that 16-byte loads are aligned; the other formats keep
+ * their blocks. `pitch` is kcu_pitch(type, k). */
+struct kcu_mat {
+    const uint8_t *w; /* NULL: this rank has no part of it */
+    uint32_t type;    /* enum krn_type */
+    uint32_t rows, k, n_mats;
+    size_t pitch, mat_pitch;
+};
+
+/* Bytes from row to row in device form; a multiple of 16. */
+size_t kcu_pitch(uint32_t type, uint32_t k);
+
+/* Bring n rows of k weights from file form (rows raw_stride bytes apart) to device form. src 4-byte aligned. */
+cudaError_t kcu_repack(const struct kcu_launch *l, uint32_t type, uint32_t k, size_t n, const uint8_t *src, size_t raw_stride,
+                       uint8_t *dst);
+
+/* Fill n rows with random weights of a type, in device form: values of a standard deviation near `sigma`. For models without a file. */
+cudaError_t kcu_random(const struct kcu_launch *l, uint32_t type, uint32_t k, size_t n, float sigma, float mean, uint64_t seed,
+                       uint8_t *dst);
+
+/* Rows of m (matrix 0) as f32: row ids[i] - first to y + i * y_pitch, zeros where the row is outside of the matrix. */
+cudaError_t kcu_rows(const struct kcu_launch *l, const struct kcu_mat *m, const int32_t *ids, uint32_t n, uint32_t first, float *y,
+                     size_t y_pitch, uint32_t width);
+
+/* ---- products ---- */
+
+/* Activations: f32 rows, and the same rows in the int8 form of kernels/quant.h (NULL: not there). Pitches in floats and bytes. */
+struct kcu_rows_in {
+    const float *x;
+    size_t pitch;
+    const uint8_t *q8;
+    size_t q8_pitch;
+};
+
+/* y[row][col + r] = m[r] . x[row] for up to two matrices side by side. Uses q8 where it is given and the type is quantised. */
+struct kcu_linear {
+    uint32_t n_mats;
+    struct kcu_mat m[2];
+    uint32_t col[2];
+    struct kcu_rows_in in;
+    uint32_t n; /* rows */
+    float *y;
+    size_t y_pitch;
+    bool accumulate;
+};
+cudaError_t kcu_linear(const struct kcu_launch *l, const struct kcu_linear *a);
+
+/* Zeros: an empty part of a partial sum. */
+cudaError_t kcu_zero(const struct kcu_launch *l, float *y, size_t pitch, uint32_t width, uint32_t n);
+
+/* The same on tensor cores, for many rows. Needs q8 and matrices that kcu_gemm_takes(). One launch per matrix. */
+bool kcu_gemm_takes(const struct kcu_mat *m);
+cudaError_t kcu_gemm(const struct kcu_launch *l, const struct kcu_linear *a);
+
+/* Experts for many rows. kcu_group() sorts the pairs (row, slot) by expert into plan (kcu_group_words() words); kcu_gemm_grouped() multiplies every
+ * pair's activations (of its row, or its own: per_pair) by its expert and writes y[pair]; kcu_act() is the activation with its int8 form;
+ * kcu_combine() adds a row's experts (down.down, y, ids, weights and width of d are used). */
+size_t kcu_group_words(uint32_t n, uint32_t n_used, uint32_t n_experts);
+cudaError_t kcu_group(const struct kcu_launch *l, const int32_t *ids, size_t ids_pitch, uint32_t n, uint32_t n_used, uint32_t expert0,
+                      uint32_t n_experts, int32_t *plan);
+cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct kcu_mat *m, const uint8_t *q8, size_t q8_pitch, bool per_pair,
+                             uint32_t n, uint32_t n_used, int32_t *plan, float *y, size_t y_pitch);
+cudaError_t kcu_act(const struct kcu_launch *l, const float *gu, size_t gu_pitch, uint32_t half, uint32_t n, float *y, size_t y_pitch,
+                    uint8_t *q8, size_t q8_pitch);
+struct kcu_down;
+cudaError_t kcu_combine(const struct kcu_launch *l, const float *part, size_t part_pitch, const struct kcu_down *d);
+
+/* One gated projection of experts or of a dense FFN: gu = [gate x | up x], act = silu(gate x) * (up x), and act in int8 form where q8 is given.
+ * Experts: pair p is row p / n_used, expert ids[row][p % n_used]; pairs outside of [expert0, expert0 + n_mats) are skipped. */
+struct kcu_gated {
+    struct kcu_mat gate, up;
+    struct kcu_rows_in in;
+    uint32_t n;         /* rows */
+    uint32_t n_used;    /* pairs per row; 1 with ids NULL: no experts, one pair per row */
+    const int32_t *ids; /* [n][ids_pitch] */
+    size_t ids_pitch;
+    uint32_t expert0;
+    bool swapped; /* join by file order: up first */
+    float *gu;    /* [pair][gu_pitch] */
+    size_t gu_pitch;
+    float *act; /* [pair][act_pitch] */
+    size_t act_pitch;
+    uint8_t *q8; /* [pair][q8_pitch] or NULL */
+    size_t q8_pitch;
+};
+/* Experts and the shared expert in one launch; either may be NULL. */
+cudaError_t kcu_gated(const struct kcu_launch *l, const struct kcu_gated *experts, const struct kcu_gated *shared);
+
+/* y[row] = sum over a row's experts, in ascending order of expert, of weight * (down_e . act[pair]); then + down_s . shared act. */
+struct kcu_down {
+    struct kcu_mat down;    /* experts; w NULL: none here */
+    struct kcu_rows_in act; /* per pair */
+    struct kcu_mat shared;  /* w NULL: none */
+    struct kcu_rows_in shared_act;
+    uint32_t n, n_used, expert0;
+    const int32_t *ids;
+    const float *weights;
+    size_t ids_pitch; /* of both ids and weights */
+    float *y;
+    size_t y_pitch;
+    uint32_t width;
+    bool shared_only; /* y += shared part alone (the experts were added before) */
+};
+cudaError_t kcu_down(const struct kcu_launch *l, const struct kcu_down *a);
+
+/* ---- rows: join, norm, quantise ---- */
+
+/* A partial sum on its way through an all-reduce, the residual and a norm; every stage may be missing.
+ *   v = reduce ? sum over ranks of part : part;   part = v if reduce;   v = x += v if x;   h = norm(v) * w if w;   q8 = int8(h) */
+struct kcu_join {
+    uint32_t n_local; /* ranks on this GPU; each has its own buffers */
+    float *part[KCU_MAX_LOCAL];
+    float *x[KCU_MAX_LOCAL];
+    float *h[KCU_MAX_LOCAL];
+    uint8_t *q8[KCU_MAX_LOCAL];
+    size_t part_pitch, x_pitch, h_pitch, q8_pitch;
+    const float *w;
+    uint32_t n, width; /* rows, columns (a multiple of 4) */
+    uint32_t blocks;   /* per row: 1, 2, 4 or 8, a cluster; 0: chosen by width. The result does not depend on it */
+    float eps;
+    bool reduce, bf16;
+    /* other GPUs: packets of 16 bytes {data, epoch, data, epoch} are pushed into their receive buffers */
+    uint32_t n_ranks, rank0; /* of all; first of this GPU */
+    uint32_t n_gpus, gpu;
+    uint8_t gpu_of[KCU_MAX_RANKS];
+    uint4 *recv[KCU_MAX_GPUS]; /* as this GPU sees them; [2][n_ranks][slot_packets] */
+    size_t slot_packets;
+    bool stand_in;         /* peers are not there: packets come back to this GPU as if from them */
+    const uint32_t *epoch; /* of the step; the same on all GPUs, grows by more than the reduces of a step */
+    uint32_t ordinal;      /* of this reduce within its step */
+    uint32_t *fault;       /* host memory: set to 1 + ordinal when a peer does not arrive within timeout_ns; once set, nobody waits */
+    uint64_t timeout_ns;
+    int32_t delay_rank; /* -1: none */
+    uint32_t delay_ns;
+    uint64_t *ready, *done; /* further stamps, or NULL */
+};
+cudaError_t kcu_join(const struct kcu_launch *l, const struct kcu_join *a);
+
+cudaError_t kcu_quantise(const struct kcu_launch *l, const struct kcu_rows_in *in, uint32_t n, uint32_t width, uint8_t *q8);
+cudaError_t kcu_add(const struct kcu_launch *l, const float *x, float *y, size_t n);
+cudaError_t kcu_pick(const struct kcu_launch *l, const float *x, size_t x_pitch, const int32_t *rows, uint32_t n, uint32_t width, float *y,
+                     size_t y_pitch);
+cudaError_t kcu_silu(const struct kcu_launch *l, const float *gu, size_t gu_pitch, uint32_t half, uint32_t n, float *y, size_t y_pitch);
+cudaError_t kcu_to_bf16(const struct kcu_launch *l, const float *x, uint16_t *y, size_t n);
+cudaError_t kcu_from_bf16(const struct kcu_launch *l, const uint16_t *x, float *y, size_t n);
+/* Count values whose bits differ, added to *count. */
+cudaError_t kcu_compare(const struct kcu_launch *l, const float *a, const float *b, size_t n, uint32_t *count);
+cudaError_t kcu_stamp(const struct kcu_launch *l); /* an empty kernel that only stamps */
+cudaError_t kcu_poison(const struct kcu_launch *l, void *p, size_t bytes);
+
+/* ---- attention ---- */
+
+enum kcu_cache { KCU_CACHE_F32, KCU_CACHE_F16, KCU_CACHE_BF16 };
+
+/* The rows of a step and where their sequences' caches lie. */
+struct kcu_batch {
+    const int32_t *pos;   /* [rows] */
+    const int32_t *table; /* [rows] offset of the row's block table in `tables` */
+    const int32_t *tables;
+    uint32_t n;        /* rows */
+    uint32_t max_keys; /* bound on pos + 1 in this launch */
+    uint32_t block;    /* tokens per cache block */
+};
+
+struct kcu_rope {
+    const float *cos, *sin; /* [position][half] */
+    uint32_t half;
+};
+
+/* z = [q | latent | k_pe] per row. q part: norm to qr and its int8 form. Latent: norm in place, rotate k_pe in place, write the row to the cache. */
+struct kcu_latent {
+    struct kcu_batch b;
+    struct kcu_rope rope;
+    float *z;
+    size_t z_pitch;
+    uint32_t q_col, q_width; /* q_width 0: no q part */
+    const float *q_norm;
+    float *qr;
+    size_t qr_pitch;
+    uint8_t *q8;
+    size_t q8_pitch;
+    bool store; /* do the latent part */
+    uint32_t kv_col, l, r;
+    const float *kv_norm;
+    float eps;
+    uint8_t *cache;
+    enum kcu_cache cache_type;
+};
+cudaError_t kcu_latent(const struct kcu_launch *l, const struct kcu_latent *a);
+
+cudaError_t kcu_rope_q(const struct kcu_launch *l, const struct kcu_batch *b, const struct kcu_rope *rope, float *q, size_t pitch,
+                       uint32_t heads, uint32_t head_dim, uint32_t offset, bool interleaved);
+
+/* Absorbed attention: three launches. scratch holds kcu_mla_scratch() bytes. */
+struct kcu_mla {
+    struct kcu_batch b;
+    struct kcu_rope rope;
+    bool rotate; /* q's last r values per head are not rotated yet: do it, in place */
+    float *q;
+    size_t q_pitch;
+    uint32_t heads, nope, l, r, v;
+    struct kcu_mat k_b, v_b; /* per local head: l x nope, v x l */
+    const uint8_t *cache;
+    enum kcu_cache cache_type;
+    float scale;
+    const int32_t *sel; /* [rows][sel_pitch]: count (-1: all), then positions; NULL: all keys */
+    size_t sel_pitch;
+    uint32_t top_k;
+    float *o;
+    size_t o_pitch;
+    uint8_t *q8;
+    size_t q8_pitch;
+    void *scratch;
+    bool many; /* rows are one sequence in order and f16 operands are good enough: tensor cores may be used */
+};
+/* Enough for any launch of up to so many rows. */
+size_t kcu_mla_scratch(uint32_t rows, uint32_t heads, uint32_t l, uint32_t r, uint32_t max_keys);
+cudaError_t kcu_mla(const struct kcu_launch *l, const struct kcu_mla *a);
+
+/* ---- router ---- */
+
+struct kcu_route {
+    struct kcu_mat gate; /* n_experts x n_embd */
+    const float *bias;   /* or NULL */
+    const float *x;
+    size_t x_pitch;
+    uint32_t n, n_experts, n_used, n_groups, n_groups_used;
+    bool sigmoid, norm;
+    float scale;
+    float *p; /* [n][p_pitch] */
+    size_t p_pitch;
+    int32_t *ids; /* [n][pitch]: n_used ids, then n_used weights as f32 */
+    float *weights;
+    size_t pitch;
+    uint32_t *arrived; /* [n] zeros, and left as zeros */
+};
+cudaError_t kcu_route(const struct kcu_launch *l, const struct kcu_route *a);
+
+/* ---- DSA indexer ---- */
+
+struct kcu_index_store {
+    struct kcu_batch b;
+    struct kcu_rope rope;
+    float *x; /* in place */
+    size_t pitch;
+    uint32_t dim;
+    const float *w, *bias;
+    bool interleaved;
+    uint8_t *cache;
+    enum kcu_cache cache_type;
+};
+cudaError_t kcu_index_store(const struct kcu_launch *l, const struct kcu_index_store *a);
+
+struct kcu_index {
+    struct kcu_batch b;
+    const float *q, *w; /* per row: heads x dim, heads */
+    size_t q_pitch, w_pitch;
+    uint32_t heads, dim, top_k;
+    const uint8_t *cache;
+    enum kcu_cache cache_type;
+    float *score;
+    size_t score_pitch;
+    int32_t *sel;
+    size_t sel_pitch;
+};
+cudaError_t kcu_index_scores(const struct kcu_launch *l, const struct kcu_index *a);
+cudaError_t kcu_index_topk(const struct kcu_launch *l, const struct kcu_index *a);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,118 @@
+/* A few rows of activations times a weight: every weight is read once per KCU_MAX_COLS rows. */
+#include "kernels/cuda/dot.cuh"
+
+enum { THREADS = 128 };
+
+struct shape {
+    uint32_t blocks0, lpr[2];
+};
+
+template <int NC, int T>
+static __global__ void __launch_bounds__(THREADS) linear_kernel(const struct kcu_linear a, const shape s, uint64_t *at)
+{
+    pdl_release();
+    const uint32_t j = blockIdx.x >= s.blocks0, lpr = s.lpr[j], block = blockIdx.x - (j ? s.blocks0 : 0);
+    const kcu_mat &m = a.m[j];
+    const uint32_t r = block * (THREADS / lpr) + threadIdx.x / lpr, sub = threadIdx.x % lpr, row0 = blockIdx.y * NC;
+    const uint32_t nc = a.n - row0 < NC ? a.n - row0 : NC;
+    const bool on = r < m.rows;
+    float acc[NC];
+#pragma unroll
+    for (int c = 0; c < NC; c++)
+        acc[c] = 0;
+    stamp_early(at);
+    dot_type<T, true, NC>(m.type, m.w + (size_t)(on ? r : 0) * m.pitch, on, m.k, sub, lpr, a.in.x + row0 * a.in.pitch, a.in.pitch,
+                          a.in.q8 != nullptr ? a.in.q8 + row0 * a.in.q8_pitch : nullptr, a.in.q8_pitch, nc, acc);
+    pdl_wait();
+#pragma unroll
+    for (int c = 0; c < NC; c++) {
+        const float v = warp_sum(acc[c], lpr);
+        if (on && sub == 0 && c < (int)nc) {
+            float *y = a.y + (row0 + c) * a.y_pitch + a.col[j] + r;
+            *y = a.accumulate ? *y + v : v;
+        }
+    }
+}
+
+/* One row of activations, one known type: the activations go through shared memory. */
+template <int T>
+static __global__ void __launch_bounds__(2 * THREADS)
+    one_row_kernel(const __grid_constant__ struct kcu_linear a, const shape s, uint64_t *at)
+{
+    extern __shared__ __align__(16) uint8_t xs[];
+    typedef fmt<T> F;
+    pdl_release();
+    const uint32_t j = blockIdx.x >= s.blocks0, lpr = s.lpr[j], block = blockIdx.x - (j ? s.blocks0 : 0);
+    const struct kcu_mat &m = a.m[j];
+    const uint32_t r = block * (2 * THREADS / lpr) + threadIdx.x / lpr, sub = threadIdx.x % lpr;
+    const bool on = r < m.rows;
+    const float acc = dot_staged < F, F::W == 64 ? 2 : 5 > (m.w + (size_t)(on ? r : 0) * m.pitch, on, m.k, sub, lpr, xs, [&] {
+                                                           pdl_wait();
+                                                           stamp(at);
+                                                           staged<F>::load(a.in.q8, m.k, xs, threadIdx.x, 2 * THREADS);
+                                                           __syncthreads();
+                                                       });
+    const float v = warp_sum(acc, lpr);
+    if (on && sub == 0) {
+        float *y = a.y + a.col[j] + r;
+        *y = a.accumulate ? *y + v : v;
+    }
+}
+
+/* An empty part of a partial sum is zero. */
+static __global__ void zero_kernel(float *y, size_t pitch, uint32_t width, uint64_t *at)
+{
+    pdl_release();
+    pdl_wait();
+    stamp(at);
+    for (uint32_t i = threadIdx.x; i < width; i += blockDim.x)
+        y[blockIdx.x * pitch + i] = 0;
+}
+
+extern "C" cudaError_t kcu_zero(const struct kcu_launch *l, float *y, size_t pitch, uint32_t width, uint32_t n)
+{
+    return launch(l, zero_kernel, dim3(n), dim3(256), 0, 0, y, pitch, width, l->stamp);
+}
+
+template <int T> static cudaError_t by_rows(const struct kcu_launch *l, const struct kcu_linear *a, const shape &s, dim3 grid)
+{
+    if constexpr (T != ANY_TYPE)
+        if (a->n == 1 && a->n_mats > 0 && staged_bytes(T, a->m[0].w != NULL ? a->m[0].k : a->m[1].k) <= 48 * 1024) {
+            shape t = s;
+            uint32_t blocks[2] = {0, 0};
+            for (uint32_t i = 0; i < a->n_mats; i++)
+                if (s.lpr[i] != 0)
+                    blocks[i] = (a->m[i].rows + 2 * THREADS / s.lpr[i] - 1) / (2 * THREADS / s.lpr[i]);
+            t.blocks0 = blocks[0];
+            return launch(l, one_row_kernel<T>, dim3(blocks[0] + blocks[1]), dim3(2 * THREADS),
+                          staged_bytes(T, a->m[0].w != NULL ? a->m[0].k : a->m[1].k), 0, *a, t, l->stamp);
+        }
+    return a->n == 1   ? launch(l, linear_kernel<1, T>, grid, dim3(THREADS), 0, 0, *a, s, l->stamp)
+           : a->n <= 4 ? launch(l, linear_kernel<4, T>, grid, dim3(THREADS), 0, 0, *a, s, l->stamp)
+                       : launch(l, linear_kernel<8, T>, grid, dim3(THREADS), 0, 0, *a, s, l->stamp);
+}
+
+extern "C" cudaError_t kcu_linear(const struct kcu_launch *l, const struct kcu_linear *a)
+{
+    shape s = {};
+    uint32_t blocks[2] = {0, 0};
+    for (uint32_t i = 0; i < a->n_mats; i++) {
+        if (a->m[i].w == NULL || a->m[i].rows == 0)
+            continue;
+        s.lpr[i] = lanes_for(a->m[i].type, a->m[i].k, a->in.q8 != NULL);
+        blocks[i] = (a->m[i].rows + THREADS / s.lpr[i] - 1) / (THREADS / s.lpr[i]);
+    }
+    s.blocks0 = blocks[0];
+    if (blocks[0] + blocks[1] == 0 || a->n == 0)
+        return cudaSuccess;
+    const dim3 grid(blocks[0] + blocks[1], a->n == 1 ? 1 : a->n <= 4 ? 1 : (a->n + 7) / 8);
+    const uint32_t type = blocks[0] != 0 ? a->m[0].type : a->m[1].type;
+    const bool one_type = a->in.q8 != NULL && (blocks[0] == 0 || a->m[0].type == type) && (blocks[1] == 0 || a->m[1].type == type);
+    switch (one_type ? type : KRN_TYPE_MAX) {
+    case KRN_Q8_0: return by_rows<KRN_Q8_0>(l, a, s, grid);
+    case KRN_Q4_K: return by_rows<KRN_Q4_K>(l, a, s, grid);
+    case KRN_Q5_K: return by_rows<KRN_Q5_K>(l, a, s, grid);
+    case KRN_Q6_K: return by_rows<KRN_Q6_K>(l, a, s, grid);
+    default: return by_rows<ANY_TYPE>(l, a, s, grid);
+    }
+}
