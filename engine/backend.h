@@ -13,6 +13,8 @@
 struct backend;
 struct pool;
 
+enum backend_kind { BACKEND_CPU, BACKEND_CUDA };
+
 struct backend_limits {
     uint32_t max_rows;      /* rows of one step */
     uint32_t max_logits;    /* rows that may want logits */

@@ -112,6 +112,8 @@ libengine_a_SOURCES = \
 	engine/timing.h \
 	engine/verdict.c \
 	engine/verdict.h \
+	engine/synth.c \
+	engine/synth.h \
 	engine/vocab.c \
 	engine/vocab.h \
 	engine/vocab_bpe.c \
@@ -125,8 +127,16 @@ libengine_a_SOURCES = \
 
 # Plain C that talks to CUDA and NCCL.
 if HAVE_CUDA
-libengine_a_SOURCES +=
-endif
-if HAVE_NCCL
-libengine_a_SOURCES +=
+libengine_a_SOURCES += \
+	engine/comm_nccl.c \
+	engine/comm_nccl.h \
+	engine/cuda.c \
+	engine/cuda.h \
+	engine/cuda_backend.h \
+	engine/cuda_exec.c \
+	engine/cuda_impl.c \
+	engine/cuda_load.c \
+	engine/cuda_op.c \
+	engine/cuda_selftest.c \
+	engine/cuda_selftest.h
 endif

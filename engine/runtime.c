@@ -1,14 +1,46 @@
 /* See runtime.h. */
+#ifdef HAVE_CONFIG_H
+#include "config.h"
+#endif
+
 #include "engine/runtime.h"
 
 #include <stdlib.h>
 
 #include "engine/error.h"
+#ifdef HAVE_CUDA
+#include "engine/cuda_backend.h"
+#endif
+
+const struct op_impl *runtime_impls(enum backend_kind backend, size_t *n)
+{
+#ifdef HAVE_CUDA
+    if (backend == BACKEND_CUDA)
+        return backend_cuda_impls(n);
+#endif
+    (void)backend;
+    return backend_cpu_impls(n);
+}
+
+static enum rs_result open_backend(struct runtime *rt, const struct model *m, const struct backend_limits *lim, struct pool *pool, enum krn_isa isa,
+                                   struct rs_error *err)
+{
+    const struct program *nextn = rt->has_nextn ? &rt->nextn : NULL;
+    if (rt->cfg.backend == BACKEND_CUDA) {
+#ifdef HAVE_CUDA
+        struct cuda_config cc = {.n_gpus = rt->cfg.gpus, .only_rank = -1, .fuse = true, .pdl = true};
+        return backend_cuda_open(&m->hp, &m->w, &rt->shard, &rt->prog, nextn, lim, &cc, &rt->backend, err);
+#else
+        return error_set(err, RS_EUNSUPPORTED, "this build has no CUDA: configure it --with-cuda");
+#endif
+    }
+    return backend_cpu_open(&m->hp, &m->w, &rt->shard, &rt->prog, nextn, lim, pool, isa, &rt->backend, err);
+}
 
 enum rs_result runtime_resolve(struct runtime *rt, const struct patch_table *patches, struct rs_error *err)
 {
     size_t n;
-    const struct op_impl *impls = backend_cpu_impls(&n);
+    const struct op_impl *impls = runtime_impls(rt->cfg.backend, &n);
     struct choice *main_new = calloc(rt->prog.n_ops, sizeof *main_new), *next_new = NULL;
     enum rs_result rc = main_new == NULL ? error_set(err, RS_ENOMEM, "out of memory for op choices") : patch_resolve(patches, &rt->prog, impls, n, main_new, err);
     if (rc == RS_OK && rt->has_nextn) {
@@ -49,7 +81,7 @@ enum rs_result runtime_open(const struct model *m, const struct runtime_config *
     if (rc == RS_OK)
         rc = runtime_resolve(rt, patches, err);
     if (rc == RS_OK)
-        rc = backend_cpu_open(&m->hp, &m->w, &rt->shard, &rt->prog, rt->has_nextn ? &rt->nextn : NULL, &lim, pool, isa, &rt->backend, err);
+        rc = open_backend(rt, m, &lim, pool, isa, err);
     if (rc != RS_OK) {
         runtime_close(rt);
         return rc;

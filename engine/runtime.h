@@ -9,6 +9,8 @@
 #include "engine/patch.h"
 
 struct runtime_config {
+    enum backend_kind backend;
+    uint32_t gpus;           /* CUDA: 0 as many as there are ranks and devices */
     uint32_t ranks;
     enum shard_split split;
     enum krn_cache_type cache;
@@ -31,6 +33,9 @@ struct runtime {
 
 enum rs_result runtime_open(const struct model *m, const struct runtime_config *cfg, const struct patch_table *patches, struct pool *pool,
                             enum krn_isa isa, struct runtime **out, struct rs_error *err);
+/* The implementations that a backend has. */
+const struct op_impl *runtime_impls(enum backend_kind backend, size_t *n);
+
 void runtime_close(struct runtime *rt); /* NULL is allowed */
 
 /* Resolve the choices again for a new table; on failure the old ones stay. */

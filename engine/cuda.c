@@ -1,0 +1,597 @@
+/* The CUDA backend: GPUs and their threads, buffers, caches, reading and writing. See cuda.h. */
+#include "engine/cuda.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/comm_nccl.h"
+#include "engine/error.h"
+#include "kernels/quant.h"
+
+#define TRY(call, what)                                                                                                                    \
+    do {                                                                                                                                   \
+        cudaError_t e_ = (call);                                                                                                           \
+        if (e_ != cudaSuccess)                                                                                                             \
+            return cuda_fail(err, e_, what, g->device);                                                                                    \
+    } while (0)
+
+enum rs_result cuda_fail(struct rs_error *err, cudaError_t e, const char *what, int device)
+{
+    return error_set(err, e == cudaErrorMemoryAllocation ? RS_ENOMEM : RS_EENGINE, "GPU %d: %s: %s", device, what, cudaGetErrorString(e));
+}
+
+int backend_cuda_devices(const char **why)
+{
+    int n = 0;
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0); /* a kernel that loads lazily would do so while other GPUs wait in an all-reduce */
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError();
+        n = 0;
+    }
+    if (why != NULL)
+        *why = e != cudaSuccess ? cudaGetErrorString(e) : n == 0 ? "no CUDA device" : NULL;
+    return n;
+}
+
+size_t cuda_buf_rows(const struct cuda *c, enum op_buf b)
+{
+    switch (b) {
+    case BUF_Y:
+    case BUF_LOGITS: return c->lim.max_logits;
+    case BUF_MGU:
+    case BUF_MACT: return (size_t)c->lim.max_rows * (c->hp->n_used ? c->hp->n_used : 1);
+    case BUF_FULL: return 0; /* in host memory: the gather is for the host */
+    default: return c->lim.max_rows;
+    }
+}
+
+uint32_t cuda_buf_width(const struct cuda *c, enum op_buf b, uint32_t rank)
+{
+    uint32_t w = 0;
+    for (int i = 0; i < 2; i++)
+        if (c->prog[i] != NULL && c->prog[i]->width[b][rank] > w)
+            w = c->prog[i]->width[b][rank];
+    return w;
+}
+
+static bool wants_q8(enum op_buf b)
+{
+    return b == BUF_H || b == BUF_QR || b == BUF_O || b == BUF_ACT || b == BUF_MACT || b == BUF_Y || b == BUF_CAT;
+}
+
+static enum rs_result zeroed(struct cuda_gpu *g, void *out, size_t bytes, const char *what, struct rs_error *err)
+{
+    void **p = out;
+    cudaError_t e = cudaMalloc(p, bytes);
+    if (e != cudaSuccess) {
+        size_t have = 0, total = 0;
+        (void)cudaGetLastError();
+        (void)cudaMemGetInfo(&have, &total);
+        return error_set(err, RS_ENOMEM,
+                         "GPU %d: %.2f GB for %s, but only %.2f of %.2f GB are free: %.2f GB are missing (a smaller context, smaller "
+                         "weights or more ranks would fit)",
+                         g->device, (double)bytes / 1e9, what, (double)have / 1e9, (double)total / 1e9,
+                         ((double)bytes - (double)have) / 1e9);
+    }
+    TRY(cudaMemsetAsync(*p, 0, bytes, g->stream), what);
+    return RS_OK;
+}
+
+static enum rs_result alloc_rank(struct cuda_gpu *g, struct cuda_rank *r, struct rs_error *err)
+{
+    const struct cuda *c = g->c;
+    const uint32_t layers = c->hp->n_layers + c->hp->n_nextn;
+    const size_t cells = (size_t)c->lim.n_blocks * c->lim.block;
+    enum rs_result rc = RS_OK;
+    for (int b = 1; b < BUF_COUNT && rc == RS_OK; b++) {
+        const size_t rows = cuda_buf_rows(c, (enum op_buf)b), width = cuda_buf_width(c, (enum op_buf)b, r->rank);
+        if (rows * width == 0)
+            continue;
+        rc = zeroed(g, &r->buf[b], rows * width * sizeof(float), "activations", err);
+        r->bytes_buffers += rows * width * sizeof(float);
+        if (rc == RS_OK && wants_q8((enum op_buf)b)) {
+            rc = zeroed(g, &r->q8[b], rows * krn_q8_row_bytes((width + 31) / 32 * 32), "activations", err);
+            r->bytes_buffers += rows * krn_q8_row_bytes((width + 31) / 32 * 32);
+        }
+    }
+    r->kv = calloc(layers, sizeof *r->kv);
+    r->ik = calloc(layers, sizeof *r->ik);
+    if (r->kv == NULL || r->ik == NULL)
+        return error_set(err, RS_ENOMEM, "out of memory for cache tables");
+    for (uint32_t i = 0; i < layers && rc == RS_OK; i++) {
+        rc = zeroed(g, &r->kv[i], cells * c->kv_row_bytes, "the cache", err);
+        r->bytes_cache += cells * c->kv_row_bytes;
+        if (rc == RS_OK && c->ik_row_bytes != 0 && c->hp->index_full[i]) {
+            rc = zeroed(g, &r->ik[i], cells * c->ik_row_bytes, "the indexer's cache", err);
+            r->bytes_cache += cells * c->ik_row_bytes;
+        }
+    }
+    if (rc == RS_OK)
+        rc = zeroed(g, &r->arrived, c->lim.max_rows * sizeof(uint32_t), "counters", err);
+    if (rc == RS_OK && c->hp->n_used != 0 && c->lim.max_rows >= CUDA_MANY_ROWS)
+        rc = zeroed(g, &r->plan, kcu_group_words(c->lim.max_rows, c->hp->n_used, c->hp->n_experts) * sizeof(int32_t), "expert lists", err);
+    return rc;
+}
+
+static enum rs_result fill_rope(struct cuda_gpu *g, struct rs_error *err)
+{
+    const struct cuda *c = g->c;
+    const uint32_t half = c->hp->rope / 2;
+    const size_t n = (size_t)c->lim.max_keys * half;
+    float *t = malloc(2 * n * sizeof *t);
+    if (t == NULL)
+        return error_set(err, RS_ENOMEM, "out of memory for rotation tables");
+    for (uint32_t i = 0; i < half; i++) {
+        double f = hparams_rope_freq(c->hp, i);
+        for (size_t p = 0; p < c->lim.max_keys; p++) {
+            t[p * half + i] = (float)(cos((double)p * f) * (double)c->hp->rope_mag);
+            t[n + p * half + i] = (float)(sin((double)p * f) * (double)c->hp->rope_mag);
+        }
+    }
+    enum rs_result rc = zeroed(g, &g->rope_cos, 2 * n * sizeof(float), "rotation tables", err);
+    if (rc == RS_OK) {
+        cudaError_t e = cudaStreamSynchronize(g->stream);
+        if (e == cudaSuccess)
+            e = cudaMemcpy(g->rope_cos, t, 2 * n * sizeof(float), cudaMemcpyHostToDevice);
+        if (e != cudaSuccess)
+            rc = cuda_fail(err, e, "copying rotation tables", g->device);
+        g->rope_sin = g->rope_cos + n;
+    }
+    free(t);
+    return rc;
+}
+
+static enum rs_result alloc_gpu(struct cuda_gpu *g, struct rs_error *err)
+{
+    const struct cuda *c = g->c;
+    const size_t meta = (cuda_meta_tables(c) + c->cap_tables) * sizeof(int32_t);
+    uint32_t heads = 1;
+    TRY(cudaHostAlloc((void **)&g->meta_host, meta, cudaHostAllocDefault), "pinned memory");
+    memset(g->meta_host, 0, meta);
+    TRY(cudaHostAlloc((void **)&g->stamp, (size_t)(c->cap_ops * c->n_ranks + 1) * sizeof(uint64_t), cudaHostAllocMapped), "pinned memory");
+    TRY(cudaHostAlloc((void **)&g->ready, (size_t)c->cap_ops * 2 * sizeof(uint64_t), cudaHostAllocMapped), "pinned memory");
+    g->done = g->ready + c->cap_ops;
+    g->launched = calloc((size_t)c->cap_ops * c->n_ranks, sizeof *g->launched);
+    if (g->launched == NULL)
+        return error_set(err, RS_ENOMEM, "out of memory for op timings");
+    enum rs_result rc = zeroed(g, &g->meta, meta, "block tables", err);
+    for (uint32_t i = 0; i < g->n_local; i++)
+        for (uint32_t l = 0; l < c->shard->n_layers; l++) {
+            const struct shard_layer *s = shard_of(c->shard, l, g->local[i].rank);
+            heads = s->heads.to - s->heads.from > heads ? s->heads.to - s->heads.from : heads;
+        }
+    if (rc == RS_OK)
+        rc = zeroed(g, &g->scratch, kcu_mla_scratch(c->lim.max_rows, heads, c->hp->kv_lora, c->hp->rope, c->lim.max_keys),
+                    "attention scratch", err);
+    if (rc == RS_OK && c->hp->n_used != 0 && c->lim.max_rows >= CUDA_MANY_ROWS)
+        rc = zeroed(g, &g->pairs, (size_t)c->lim.max_rows * c->hp->n_used * c->hp->n_embd * sizeof(float), "expert outputs", err);
+    if (rc == RS_OK && (c->n_gpus > 1 || c->cfg.only_rank >= 0))
+        rc = zeroed(g, &g->recv, 2 * c->n_ranks * c->slot_packets * sizeof(uint4), "receive buffers", err);
+    if (rc == RS_OK)
+        rc = fill_rope(g, err);
+    return rc;
+}
+
+static void open_gpu(struct cuda_gpu *g)
+{
+    struct rs_error *err = &g->err;
+    cudaError_t e = cudaSetDevice(g->device);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking);
+    for (uint32_t i = 0; i < g->c->n_gpus && e == cudaSuccess; i++) {
+        if (i == g->index)
+            continue;
+        int can = 0;
+        e = cudaDeviceCanAccessPeer(&can, g->device, g->c->gpu[i].device);
+        if (e == cudaSuccess && can == 0) {
+            g->rc = error_set(err, RS_EENGINE, "GPU %d cannot reach the memory of GPU %d", g->device, g->c->gpu[i].device);
+            return;
+        }
+        if (e == cudaSuccess)
+            e = cudaDeviceEnablePeerAccess(g->c->gpu[i].device, 0);
+        if (e == cudaErrorPeerAccessAlreadyEnabled) {
+            (void)cudaGetLastError();
+            e = cudaSuccess;
+        }
+    }
+    if (e != cudaSuccess) {
+        g->rc = cuda_fail(err, e, "start", g->device);
+        return;
+    }
+    g->rc = alloc_gpu(g, err);
+    for (uint32_t i = 0; i < g->n_local && g->rc == RS_OK; i++)
+        g->rc = alloc_rank(g, &g->local[i], err);
+    if (g->rc == RS_OK)
+        g->rc = cuda_load(g, err);
+    if (g->rc == RS_OK) {
+        e = cudaStreamSynchronize(g->stream);
+        if (e != cudaSuccess)
+            g->rc = cuda_fail(err, e, "load", g->device);
+    }
+    if (g->rc == RS_OK && g->c->n_gpus > 1)
+        g->rc = comm_nccl_open(g->c, g->index, &g->nccl, err);
+}
+
+static void close_gpu(struct cuda_gpu *g)
+{
+    const uint32_t layers = g->c->hp->n_layers + g->c->hp->n_nextn;
+    (void)cudaSetDevice(g->device);
+    if (g->stream != NULL)
+        (void)cudaStreamSynchronize(g->stream);
+    cuda_exec_close(g); /* graphs before the communicator that they captured: its destruction waits for them */
+    comm_nccl_close(g->nccl);
+    for (uint32_t i = 0; i < g->n_local && g->local != NULL; i++) {
+        struct cuda_rank *r = &g->local[i];
+        for (int b = 0; b < BUF_COUNT; b++) {
+            (void)cudaFree(r->buf[b]);
+            (void)cudaFree(r->q8[b]);
+        }
+        for (uint32_t l = 0; l < layers; l++) {
+            if (r->kv != NULL)
+                (void)cudaFree(r->kv[l]);
+            if (r->ik != NULL)
+                (void)cudaFree(r->ik[l]);
+        }
+        free(r->kv);
+        free(r->ik);
+        free(r->mat[0]);
+        free(r->mat[1]);
+        (void)cudaFree(r->arrived);
+        (void)cudaFree(r->plan);
+        (void)cudaFree(r->weights);
+    }
+    free(g->local);
+    free(g->launched);
+    (void)cudaFree(g->meta);
+    (void)cudaFree(g->rope_cos);
+    (void)cudaFree(g->scratch);
+    (void)cudaFree(g->pairs);
+    (void)cudaFree(g->recv);
+    (void)cudaFree(g->payload);
+    (void)cudaFreeHost(g->meta_host);
+    (void)cudaFreeHost(g->stamp);
+    (void)cudaFreeHost(g->ready);
+    (void)cudaFreeHost(g->bounce);
+    if (g->stream != NULL)
+        (void)cudaStreamDestroy(g->stream);
+}
+
+/* ---- threads ---- */
+
+static void *gpu_main(void *arg)
+{
+    struct cuda_gpu *g = arg;
+    struct cuda *c = g->c;
+    uint64_t seen = 0;
+    pthread_mutex_lock(&c->lock);
+    for (;;) {
+        while (c->job == seen && !c->quit)
+            pthread_cond_wait(&c->wake, &c->lock);
+        if (c->quit)
+            break;
+        seen = c->job;
+        void (*work)(struct cuda_gpu *) = c->work;
+        pthread_mutex_unlock(&c->lock);
+        work(g);
+        pthread_mutex_lock(&c->lock);
+        if (--c->running == 0)
+            pthread_cond_signal(&c->idle);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+enum rs_result cuda_all(struct cuda *c, void (*work)(struct cuda_gpu *), struct rs_error *err)
+{
+    for (uint32_t i = 0; i < c->n_gpus; i++)
+        c->gpu[i].rc = RS_OK;
+    pthread_mutex_lock(&c->lock);
+    c->work = work;
+    c->running = c->n_gpus;
+    c->job++;
+    pthread_cond_broadcast(&c->wake);
+    while (c->running != 0)
+        pthread_cond_wait(&c->idle, &c->lock);
+    pthread_mutex_unlock(&c->lock);
+    for (uint32_t i = 0; i < c->n_gpus; i++)
+        if (c->gpu[i].rc != RS_OK) {
+            if (err != NULL)
+                *err = c->gpu[i].err;
+            return c->gpu[i].rc;
+        }
+    return RS_OK;
+}
+
+static enum rs_result start_threads(struct cuda *c, struct rs_error *err)
+{
+    for (uint32_t i = 0; i < c->n_gpus; i++) {
+        if (pthread_create(&c->gpu[i].thread, NULL, gpu_main, &c->gpu[i]) != 0)
+            return error_set(err, RS_EIO, "cannot start a thread for GPU %d", c->gpu[i].device);
+        c->gpu[i].has_thread = true;
+    }
+    return RS_OK;
+}
+
+static void cuda_close(struct backend *b)
+{
+    struct cuda *c = (struct cuda *)b;
+    if (c == NULL)
+        return;
+    pthread_mutex_lock(&c->lock);
+    c->quit = true;
+    pthread_cond_broadcast(&c->wake);
+    pthread_mutex_unlock(&c->lock);
+    for (uint32_t i = 0; i < c->n_gpus; i++)
+        if (c->gpu[i].has_thread)
+            pthread_join(c->gpu[i].thread, NULL);
+    for (uint32_t i = 0; i < c->n_gpus; i++)
+        close_gpu(&c->gpu[i]);
+    (void)cudaFreeHost(c->full);
+    (void)cudaFreeHost(c->fault);
+    free(c->us);
+    free(c->nccl_id);
+    pthread_mutex_destroy(&c->lock);
+    pthread_cond_destroy(&c->wake);
+    pthread_cond_destroy(&c->idle);
+    free(c);
+}
+
+/* ---- the backend's calls ---- */
+
+static enum rs_result cuda_step(struct backend *b, const struct backend_step *s, struct rs_error *err)
+{
+    return cuda_exec_step((struct cuda *)b, s, err);
+}
+
+static enum rs_result cuda_reserve(struct backend *b, uint32_t n_keys, struct rs_error *err)
+{
+    const struct cuda *c = (const struct cuda *)b;
+    return n_keys <= c->lim.max_keys
+               ? RS_OK
+               : error_set(err, RS_EUSAGE, "a sequence of %u tokens, but room was made for %u", n_keys, c->lim.max_keys);
+}
+
+static const float *cuda_logits(struct backend *b, uint32_t i)
+{
+    const struct cuda *c = (const struct cuda *)b;
+    return c->full + (size_t)i * c->hp->vocab;
+}
+
+static struct cuda_rank *find_rank(struct cuda *c, uint32_t rank, struct cuda_gpu **gpu)
+{
+    for (uint32_t i = 0; i < c->n_gpus; i++)
+        for (uint32_t j = 0; j < c->gpu[i].n_local; j++)
+            if (c->gpu[i].local[j].rank == rank) {
+                *gpu = &c->gpu[i];
+                return &c->gpu[i].local[j];
+            }
+    return NULL;
+}
+
+static enum rs_result copy_span(struct cuda *c, uint32_t rank, enum op_buf buf, uint32_t row, uint32_t col, uint32_t n, float *dst,
+                                const float *src, struct rs_error *err)
+{
+    struct cuda_gpu *g = NULL;
+    struct cuda_rank *r = find_rank(c, rank, &g);
+    if (buf == BUF_FULL && dst != NULL && row < c->lim.max_logits && (uint64_t)col + n <= c->hp->vocab) {
+        memcpy(dst, c->full + (size_t)row * c->hp->vocab + col, n * sizeof *dst);
+        return RS_OK;
+    }
+    if (r == NULL || buf <= BUF_NONE || buf >= BUF_COUNT || r->buf[buf] == NULL)
+        return error_set(err, RS_EUSAGE, "no buffer %s on rank %u", op_buf_name(buf), rank);
+    if (row >= cuda_buf_rows(c, buf) || (uint64_t)col + n > cuda_buf_width(c, buf, rank))
+        return error_set(err, RS_EUSAGE, "row %u, columns %u to %u are outside of buffer %s", row, col, col + n, op_buf_name(buf));
+    float *at = r->buf[buf] + (size_t)row * cuda_buf_width(c, buf, rank) + col;
+    cudaError_t e = cudaSetDevice(g->device);
+    if (e == cudaSuccess)
+        e = dst != NULL ? cudaMemcpyAsync(dst, at, n * sizeof *dst, cudaMemcpyDeviceToHost, g->stream)
+                        : cudaMemcpyAsync(at, src, n * sizeof *src, cudaMemcpyHostToDevice, g->stream);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(g->stream);
+    return e == cudaSuccess ? RS_OK : cuda_fail(err, e, "copying a buffer", g->device);
+}
+
+static enum rs_result cuda_read(struct backend *b, uint32_t rank, enum op_buf buf, uint32_t row, uint32_t col, uint32_t n, float *dst,
+                                struct rs_error *err)
+{
+    return copy_span((struct cuda *)b, rank, buf, row, col, n, dst, NULL, err);
+}
+
+static enum rs_result cuda_write(struct backend *b, uint32_t rank, enum op_buf buf, uint32_t row, uint32_t col, uint32_t n,
+                                 const float *src, struct rs_error *err)
+{
+    return copy_span((struct cuda *)b, rank, buf, row, col, n, NULL, src, err);
+}
+
+static enum rs_result cuda_copy_block(struct backend *b, int32_t from, int32_t to, struct rs_error *err)
+{
+    struct cuda *c = (struct cuda *)b;
+    const size_t n = c->lim.block * c->kv_row_bytes, m = c->lim.block * c->ik_row_bytes;
+    for (uint32_t i = 0; i < c->n_gpus; i++) {
+        struct cuda_gpu *g = &c->gpu[i];
+        cudaError_t e = cudaSetDevice(g->device);
+        for (uint32_t j = 0; j < g->n_local; j++)
+            for (uint32_t l = 0; l < c->hp->n_layers + c->hp->n_nextn && e == cudaSuccess; l++) {
+                struct cuda_rank *r = &g->local[j];
+                e = cudaMemcpyAsync(r->kv[l] + (size_t)to * n, r->kv[l] + (size_t)from * n, n, cudaMemcpyDeviceToDevice, g->stream);
+                if (e == cudaSuccess && r->ik[l] != NULL)
+                    e = cudaMemcpyAsync(r->ik[l] + (size_t)to * m, r->ik[l] + (size_t)from * m, m, cudaMemcpyDeviceToDevice, g->stream);
+            }
+        if (e != cudaSuccess)
+            return cuda_fail(err, e, "copying a cache block", g->device);
+    }
+    return RS_OK;
+}
+
+static const float *cuda_op_us(struct backend *b, uint32_t *n_ops)
+{
+    struct cuda *c = (struct cuda *)b;
+    *n_ops = c->last_ops;
+    return c->us;
+}
+
+static void cuda_memory(struct backend *b, uint32_t rank, uint64_t *weights, uint64_t *cache, uint64_t *buffers)
+{
+    struct cuda_gpu *g;
+    const struct cuda_rank *r = find_rank((struct cuda *)b, rank, &g);
+    *weights = r != NULL ? r->bytes_weights : 0;
+    *cache = r != NULL ? r->bytes_cache : 0;
+    *buffers = r != NULL ? r->bytes_buffers : 0;
+}
+
+static void cuda_retire(struct backend *b, uint64_t generation)
+{
+    cuda_exec_retire((struct cuda *)b, generation);
+}
+
+static const struct backend_ops CUDA_OPS = {
+    .name = "cuda",
+    .close = cuda_close,
+    .step = cuda_step,
+    .reserve = cuda_reserve,
+    .logits = cuda_logits,
+    .read = cuda_read,
+    .write = cuda_write,
+    .copy_block = cuda_copy_block,
+    .op_us = cuda_op_us,
+    .memory = cuda_memory,
+    .retire = cuda_retire,
+};
+
+/* ---- opening ---- */
+
+/* What the kernels take for granted about shapes. */
+static enum rs_result check_shapes(const struct hparams *hp, struct rs_error *err)
+{
+    if (hp->n_embd % 4 != 0 || hp->q_lora % 4 != 0 || hp->kv_lora % 4 != 0 || hp->rope % 2 != 0 || hp->nope % 4 != 0 ||
+        hp->v_head % 4 != 0 || hp->kv_lora > 512 || hp->n_used > 15)
+        return error_set(
+            err, RS_EUNSUPPORTED,
+            "the CUDA backend takes widths that are multiples of 4, latents of at most 512 values and at most 15 experts per token");
+    return RS_OK;
+}
+
+static void deal_ranks(struct cuda *c)
+{
+    for (uint32_t i = 0; i < c->n_gpus; i++) {
+        struct cuda_gpu *g = &c->gpu[i];
+        struct shard_range r = shard_deal(c->n_ranks, 1, c->n_gpus, i);
+        g->c = c;
+        g->index = i;
+        g->device = (int)i;
+        g->rank0 = r.from;
+        g->n_local = r.to - r.from;
+        if (c->cfg.only_rank >= 0) {
+            g->rank0 = (uint32_t)c->cfg.only_rank;
+            g->n_local = 1;
+        }
+        for (uint32_t k = g->rank0; k < g->rank0 + g->n_local; k++)
+            c->gpu_of[k] = (uint8_t)i;
+    }
+    if (c->cfg.only_rank >= 0) /* everybody else is somewhere else */
+        for (uint32_t r = 0; r < c->n_ranks; r++)
+            c->gpu_of[r] = r == (uint32_t)c->cfg.only_rank ? 0 : 255;
+}
+
+static enum rs_result open_all(struct cuda *c, struct rs_error *err)
+{
+    cudaError_t e = cudaSetDevice(0);
+    if (e == cudaSuccess)
+        e = cudaHostAlloc((void **)&c->full, (size_t)c->lim.max_logits * c->hp->vocab * sizeof(float), cudaHostAllocPortable);
+    if (e == cudaSuccess)
+        e = cudaHostAlloc((void **)&c->fault, KCU_MAX_GPUS * sizeof(uint32_t), cudaHostAllocPortable | cudaHostAllocMapped);
+    if (e != cudaSuccess)
+        return cuda_fail(err, e, "pinned memory", 0);
+    memset(c->fault, 0, KCU_MAX_GPUS * sizeof(uint32_t));
+    c->us = calloc((size_t)c->cap_ops * c->n_ranks, sizeof *c->us);
+    if (c->us == NULL)
+        return error_set(err, RS_ENOMEM, "out of memory for op timings");
+    for (uint32_t i = 0; i < c->n_gpus; i++) {
+        struct cuda_gpu *g = &c->gpu[i];
+        g->local = calloc(g->n_local ? g->n_local : 1, sizeof *g->local);
+        if (g->local == NULL)
+            return error_set(err, RS_ENOMEM, "out of memory for ranks");
+        for (uint32_t j = 0; j < g->n_local; j++)
+            g->local[j].rank = g->rank0 + j;
+    }
+    enum rs_result rc = start_threads(c, err);
+    if (rc == RS_OK && c->n_gpus > 1)
+        rc = comm_nccl_prepare(c, err);
+    return rc == RS_OK ? cuda_all(c, open_gpu, err) : rc;
+}
+
+enum rs_result backend_cuda_open(const struct hparams *hp, const struct weights *w, const struct shard_plan *shard,
+                                 const struct program *main_prog, const struct program *nextn, const struct backend_limits *lim,
+                                 const struct cuda_config *cfg, struct backend **out, struct rs_error *err)
+{
+    const char *why;
+    uint32_t have = (uint32_t)backend_cuda_devices(&why);
+    if (have == 0)
+        return error_set(err, RS_EENGINE, "no GPU to run on: %s", why);
+    enum rs_result rc = check_shapes(hp, err);
+    if (rc != RS_OK)
+        return rc;
+    struct cuda *c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return error_set(err, RS_ENOMEM, "out of memory for the CUDA backend");
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->wake, NULL);
+    pthread_cond_init(&c->idle, NULL);
+    c->base.ops = &CUDA_OPS;
+    c->cfg = *cfg;
+    c->hp = hp;
+    c->w = w;
+    c->shard = shard;
+    c->prog[0] = main_prog;
+    c->prog[1] = nextn;
+    c->lim = *lim;
+    c->n_ranks = shard->n_ranks;
+    c->n_gpus = cfg->only_rank >= 0 ? 1 : cfg->n_gpus != 0 ? cfg->n_gpus : have < c->n_ranks ? have : c->n_ranks;
+    if (c->n_gpus > have || c->n_gpus > KCU_MAX_GPUS || c->n_gpus > c->n_ranks) {
+        rc =
+            error_set(err, RS_EUSAGE, "%u GPUs asked for; there are %u, at most one per rank and %d in all", c->n_gpus, have, KCU_MAX_GPUS);
+        c->n_gpus = 0;
+        cuda_close(&c->base);
+        return rc;
+    }
+    c->kv_row_bytes = (hp->kv_lora + hp->rope) * krn_cache_elem_bytes(lim->cache);
+    c->ik_row_bytes = hp->index_heads != 0 ? hp->index_dim * krn_cache_elem_bytes(lim->cache) : 0;
+    c->slot_packets = (size_t)(lim->max_rows < CUDA_RECV_ROWS ? lim->max_rows : CUDA_RECV_ROWS) * hp->n_embd / 2;
+    uint64_t tables = (uint64_t)lim->max_rows * (lim->max_keys / lim->block + 2) + 16;
+    c->cap_tables = (uint32_t)(tables < 4u << 20 ? tables : 4u << 20);
+    for (int i = 0; i < 2; i++)
+        if (c->prog[i] != NULL && c->prog[i]->n_ops > c->cap_ops)
+            c->cap_ops = c->prog[i]->n_ops;
+    c->epoch = 1;
+    deal_ranks(c);
+    for (uint32_t i = 0; i < c->n_gpus && rc == RS_OK; i++)
+        if (c->gpu[i].n_local > KCU_MAX_LOCAL)
+            rc = error_set(err, RS_EUSAGE, "%u ranks on one GPU; at most %d", c->gpu[i].n_local, KCU_MAX_LOCAL);
+    if (rc == RS_OK)
+        rc = open_all(c, err);
+    if (rc != RS_OK) {
+        cuda_close(&c->base);
+        return rc;
+    }
+    *out = &c->base;
+    return RS_OK;
+}
+
+uint32_t backend_cuda_kernels(const struct backend *b)
+{
+    return ((const struct cuda *)b)->gpu[0].n_kernels;
+}
+
+bool backend_cuda_reduce_times(const struct backend *b, uint32_t gpu, uint32_t op, uint64_t t[3])
+{
+    const struct cuda *c = (const struct cuda *)b;
+    if (gpu >= c->n_gpus || c->step == NULL || op >= c->step->prog->n_ops || c->step->prog->ops[op].kind != OP_ALLREDUCE)
+        return false;
+    t[0] = c->gpu[gpu].stamp[(size_t)op * c->n_ranks + c->gpu[gpu].rank0];
+    t[1] = c->gpu[gpu].ready[op];
+    t[2] = c->gpu[gpu].done[op];
+    return true;
+}

@@ -1,0 +1,149 @@
+/* The CUDA backend's inside: GPUs, ranks, buffers, how a step is launched. Only files cuda*.c and comm_nccl.c include this.
+ *
+ * A GPU has one host thread, one stream and one or more ranks. Ranks of one GPU are launched one after the other, op by op, so that more ranks than
+ * GPUs never wait for each other; between GPUs ranks wait inside the all-reduce kernels. Everything a step reads that changes from step to step
+ * (tokens, positions, block tables) lies in one block of memory at a fixed place, copied before the step, so a captured graph stays valid. */
+#ifndef RANKSCOPE_ENGINE_CUDA_H
+#define RANKSCOPE_ENGINE_CUDA_H
+
+#include <pthread.h>
+
+#include "engine/backend.h"
+#include "engine/cuda_backend.h"
+#include "engine/weights.h"
+#include "kernels/cuda/cuda.h"
+
+struct comm_nccl;
+
+struct cuda_rank {
+    uint32_t rank;
+    float *buf[BUF_COUNT];
+    uint8_t *q8[BUF_COUNT]; /* int8 form of a buffer; NULL where none is used */
+    struct kcu_mat *mat[2]; /* [program][view] */
+    uint8_t **kv, **ik;     /* [layers] */
+    uint32_t *arrived;      /* router: zeros between steps */
+    int32_t *plan;          /* experts of many rows: pairs sorted by expert */
+    uint8_t *weights;       /* one allocation for all */
+    uint64_t bytes_weights, bytes_cache, bytes_buffers;
+};
+
+/* A captured step of one GPU. */
+struct cuda_graph {
+    const struct program *prog;
+    uint64_t generation;
+    uint32_t bucket, n_logits, keys;
+    bool guard;
+    cudaGraphExec_t exec;
+    uint32_t n_launched, kernels, reduces;
+    uint32_t *launched;        /* stamps in order of launch */
+    struct probe_copy *copies; /* its own, with where each lies in the bounce buffer */
+    uint32_t n_copies;
+};
+
+enum { CUDA_MANY_ROWS = 17 }; /* from here on tensor cores */
+
+enum { CUDA_MAX_GRAPHS = 64, CUDA_RECV_ROWS = 64 };
+
+struct cuda_gpu {
+    struct cuda *c;
+    int device;
+    uint32_t index, rank0, n_local;
+    struct cuda_rank *local; /* [n_local] */
+    cudaStream_t stream;
+    /* the step's variable part: host side pinned */
+    int32_t *meta_host, *meta;
+    float *rope_cos, *rope_sin;
+    void *scratch;                                        /* attention */
+    float *pairs;                                         /* experts of many rows: what each adds */
+    uint4 *recv;                                          /* packets of all-reduces */
+    uint16_t *payload;                                    /* bf16 copy for NCCL */
+    uint64_t *stamp, *ready, *done;                       /* pinned; [op][rank] and [op] */
+    uint32_t *launched, n_launched, n_kernels, n_reduces; /* of the last walk */
+    float *bounce;                                        /* pinned, for probes */
+    size_t bounce_floats;
+    struct cuda_graph graph[CUDA_MAX_GRAPHS];
+    uint32_t n_graphs;
+    struct comm_nccl *nccl;
+    /* what its thread is to do */
+    pthread_t thread;
+    bool has_thread;
+    enum rs_result rc;
+    struct rs_error err;
+};
+
+struct cuda {
+    struct backend base;
+    struct cuda_config cfg;
+    const struct hparams *hp;
+    const struct weights *w;
+    const struct shard_plan *shard;
+    const struct program *prog[2];
+    struct backend_limits lim;
+    uint32_t n_gpus, n_ranks;
+    uint8_t gpu_of[RS_MAX_RANKS];
+    struct cuda_gpu gpu[KCU_MAX_GPUS];
+    size_t kv_row_bytes, ik_row_bytes, slot_packets;
+    uint32_t cap_tables, n_tables, cap_ops;
+    float *full; /* [max_logits][vocab], pinned */
+    float *us;   /* [op][rank] */
+    uint32_t last_ops;
+    uint32_t *fault; /* pinned, one word per GPU */
+    uint32_t epoch;  /* of the next reduce; starts at 1, since receive buffers start as zeros */
+    void *nccl_id;   /* owned */
+    const struct backend_step *step;
+    /* jobs for the GPUs' threads */
+    pthread_mutex_t lock;
+    pthread_cond_t wake, idle;
+    uint64_t job;
+    uint32_t running;
+    bool quit;
+    void (*work)(struct cuda_gpu *);
+};
+
+/* Offsets in the step's variable part, in words. */
+static inline size_t cuda_meta_token(void)
+{
+    return 16;
+}
+static inline size_t cuda_meta_pos(const struct cuda *c)
+{
+    return 16 + (size_t)c->lim.max_rows;
+}
+static inline size_t cuda_meta_table(const struct cuda *c)
+{
+    return 16 + 2 * (size_t)c->lim.max_rows;
+}
+static inline size_t cuda_meta_logit(const struct cuda *c)
+{
+    return 16 + 3 * (size_t)c->lim.max_rows;
+}
+static inline size_t cuda_meta_tables(const struct cuda *c)
+{
+    return 16 + 3 * (size_t)c->lim.max_rows + c->lim.max_logits;
+}
+
+/* Rows that a buffer can hold. */
+size_t cuda_buf_rows(const struct cuda *c, enum op_buf b);
+uint32_t cuda_buf_width(const struct cuda *c, enum op_buf b, uint32_t rank);
+
+/* Record a failure of a CUDA call in err: RS_ENOMEM or RS_EENGINE. */
+enum rs_result cuda_fail(struct rs_error *err, cudaError_t e, const char *what, int device);
+
+/* Run work on every GPU's thread and wait; the first error wins. */
+enum rs_result cuda_all(struct cuda *c, void (*work)(struct cuda_gpu *), struct rs_error *err);
+
+/* cuda_load.c: allocate and fill the weights of a GPU's ranks; the calling thread has that GPU current. */
+enum rs_result cuda_load(struct cuda_gpu *g, struct rs_error *err);
+
+/* cuda_op.c: launch one step's list on the GPU's stream. */
+enum rs_result cuda_launch_step(struct cuda_gpu *g, const struct backend_step *s, uint32_t rows, uint32_t keys, struct rs_error *err);
+
+/* cuda_exec.c */
+enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, struct rs_error *err);
+void cuda_exec_retire(struct cuda *c, uint64_t generation);
+void cuda_exec_close(struct cuda_gpu *g);
+
+extern const struct op_impl CUDA_IMPLS[];
+extern const size_t CUDA_N_IMPLS;
+
+#endif

@@ -1,0 +1,34 @@
+/* The CUDA backend as the rest of the engine sees it: beside backend.h, what only GPUs have. Without HAVE_CUDA nothing here exists. */
+#ifndef RANKSCOPE_ENGINE_CUDA_BACKEND_H
+#define RANKSCOPE_ENGINE_CUDA_BACKEND_H
+
+#include "engine/backend.h"
+
+struct cuda_config {
+    uint32_t n_gpus; /* 0: as many as there are, at most one per rank */
+    int32_t
+        only_rank; /* -1: all ranks. Else this rank alone on one GPU; peers are a stand-in that writes, polls and reads the same bytes */
+    bool fuse;     /* join neighbouring ops into one kernel */
+    bool pdl;      /* programmatic dependent launch */
+    bool random_weights;                                                        /* the weights have no data: fill them on the device */
+    void (*progress)(void *arg, uint64_t done, uint64_t total, double seconds); /* during the load, from any GPU's thread; or NULL */
+    void *progress_arg;
+};
+
+/* GPUs that this process could use; 0 with *why set (static) when there is none. */
+int backend_cuda_devices(const char **why);
+
+const struct op_impl *backend_cuda_impls(size_t *n);
+
+/* hp, w, shard and the programs must outlive the backend. Errors: RS_EENGINE (no device, device failure), RS_ENOMEM (says how much is missing). */
+enum rs_result backend_cuda_open(const struct hparams *hp, const struct weights *w, const struct shard_plan *shard,
+                                 const struct program *main_prog, const struct program *nextn, const struct backend_limits *lim,
+                                 const struct cuda_config *cfg, struct backend **out, struct rs_error *err);
+
+/* Kernels (graph nodes) that the last step launched on GPU 0. */
+uint32_t backend_cuda_kernels(const struct backend *b);
+
+/* Of the last step's all-reduce ops on a GPU, in ns of that GPU's clock: arrival, last summand seen, done. Returns false for another op. */
+bool backend_cuda_reduce_times(const struct backend *b, uint32_t gpu, uint32_t op, uint64_t t[3]);
+
+#endif

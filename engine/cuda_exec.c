@@ -1,0 +1,261 @@
+/* Steps on GPUs: the variable part is copied, then the list is launched (eager) or a captured walk of the same list replayed (graph). */
+#include "engine/cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/error.h"
+
+/* A graph serves all steps with at most so many keys: a power of two, so that few graphs are captured while a sequence grows. */
+static uint32_t keys_bucket(const struct cuda *c, uint32_t keys)
+{
+    uint32_t k = 256;
+    while (k < keys)
+        k *= 2;
+    return k < c->lim.max_keys ? k : c->lim.max_keys;
+}
+
+/* Tokens, positions, block tables into the pinned block; the same words for every GPU. Padded rows are token 0 at position 0 of a sequence whose
+ * only block is block 0, which nobody owns. */
+static enum rs_result fill_meta(struct cuda *c, const struct backend_step *s, uint32_t rows, struct rs_error *err)
+{
+    const struct batch *b = s->batch;
+    int32_t *m = c->gpu[0].meta_host;
+    if (rows > c->lim.max_rows || b->n_logits > c->lim.max_logits)
+        return error_set(err, RS_EUSAGE, "%u rows and %u logits; room was made for %u and %u", rows, b->n_logits, c->lim.max_rows,
+                         c->lim.max_logits);
+    int32_t *tables = m + cuda_meta_tables(c), *offset = m + cuda_meta_table(c);
+    uint32_t at = 1;
+    m[0] = (int32_t)c->epoch;
+    tables[0] = 0;
+    for (uint32_t g = 0; g < b->n_segs; g++) {
+        const struct batch_seg *seg = &b->segs[g];
+        uint32_t n = (seg->pos0 + seg->n_rows + c->lim.block - 1) / c->lim.block;
+        if (at + n > c->cap_tables)
+            return error_set(err, RS_EUSAGE, "block tables of %u sequences do not fit", b->n_segs);
+        memcpy(tables + at, seg->table, n * sizeof *tables);
+        for (uint32_t i = seg->row0; i < seg->row0 + seg->n_rows; i++)
+            offset[i] = (int32_t)at;
+        at += n;
+    }
+    memcpy(m + cuda_meta_token(), b->token, b->n_rows * sizeof *m);
+    memcpy(m + cuda_meta_pos(c), b->pos, b->n_rows * sizeof *m);
+    memcpy(m + cuda_meta_logit(c), b->logit_row, b->n_logits * sizeof *m);
+    for (uint32_t i = b->n_rows; i < rows; i++)
+        m[cuda_meta_token() + i] = m[cuda_meta_pos(c) + i] = offset[i] = 0;
+    c->n_tables = at;
+    for (uint32_t g = 1; g < c->n_gpus; g++)
+        memcpy(c->gpu[g].meta_host, m, (cuda_meta_tables(c) + at) * sizeof *m);
+    return RS_OK;
+}
+
+static void drop_graph(struct cuda_gpu *g, uint32_t i)
+{
+    (void)cudaGraphExecDestroy(g->graph[i].exec);
+    free(g->graph[i].launched);
+    free(g->graph[i].copies);
+    g->graph[i] = g->graph[--g->n_graphs];
+}
+
+void cuda_exec_close(struct cuda_gpu *g)
+{
+    while (g->n_graphs > 0)
+        drop_graph(g, 0);
+}
+
+void cuda_exec_retire(struct cuda *c, uint64_t generation)
+{
+    for (uint32_t k = 0; k < c->n_gpus; k++) {
+        (void)cudaSetDevice(c->gpu[k].device);
+        for (uint32_t i = c->gpu[k].n_graphs; i-- > 0;)
+            if (c->gpu[k].graph[i].generation < generation)
+                drop_graph(&c->gpu[k], i);
+    }
+}
+
+static struct cuda_graph *find_graph(struct cuda_gpu *g, const struct backend_step *s, uint32_t keys)
+{
+    for (uint32_t i = 0; i < g->n_graphs; i++) {
+        struct cuda_graph *x = &g->graph[i];
+        if (x->prog == s->prog && x->generation == s->generation && x->bucket == s->batch->bucket && x->n_logits == s->batch->n_logits &&
+            x->keys == keys)
+            return x;
+    }
+    return NULL;
+}
+
+/* Room for what observers copy, before anything is captured. */
+static enum rs_result make_bounce(struct cuda_gpu *g, const struct backend_step *s)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; s->probes != NULL && i < s->probes->n_copies; i++)
+        n += s->probes->copies[i].width;
+    if (n <= g->bounce_floats)
+        return RS_OK;
+    while (g->n_graphs > 0) /* they copy into the old one */
+        drop_graph(g, 0);
+    (void)cudaFreeHost(g->bounce);
+    g->bounce = NULL;
+    g->bounce_floats = 0;
+    cudaError_t e = cudaHostAlloc((void **)&g->bounce, n * sizeof(float), cudaHostAllocPortable);
+    if (e != cudaSuccess)
+        return cuda_fail(&g->err, e, "pinned memory for observers", g->device);
+    g->bounce_floats = n;
+    return RS_OK;
+}
+
+static enum rs_result make_payload(struct cuda_gpu *g)
+{
+    if (g->payload != NULL || g->nccl == NULL)
+        return RS_OK;
+    cudaError_t e = cudaMalloc((void **)&g->payload, (size_t)g->c->lim.max_rows * g->c->hp->n_embd * sizeof *g->payload);
+    return e == cudaSuccess ? RS_OK : cuda_fail(&g->err, e, "NCCL payload", g->device);
+}
+
+static enum rs_result capture(struct cuda_gpu *g, const struct backend_step *s, uint32_t keys, struct cuda_graph **out)
+{
+    cudaGraph_t graph = NULL;
+    if (g->n_graphs == CUDA_MAX_GRAPHS)
+        drop_graph(g, 0);
+    struct cuda_graph *x = &g->graph[g->n_graphs];
+    *x = (struct cuda_graph){
+        .prog = s->prog, .generation = s->generation, .bucket = s->batch->bucket, .n_logits = s->batch->n_logits, .keys = keys};
+    cudaError_t e = cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal);
+    if (e != cudaSuccess)
+        return cuda_fail(&g->err, e, "begin of capture", g->device);
+    enum rs_result rc = cuda_launch_step(g, s, s->batch->bucket, keys, &g->err);
+    e = cudaStreamEndCapture(g->stream, &graph);
+    if (rc == RS_OK && e != cudaSuccess)
+        rc = cuda_fail(&g->err, e, "end of capture", g->device);
+    if (rc == RS_OK) {
+        e = cudaGraphInstantiate(&x->exec, graph, 0);
+        rc = e == cudaSuccess ? RS_OK : cuda_fail(&g->err, e, "making a graph", g->device);
+    }
+    if (graph != NULL)
+        (void)cudaGraphDestroy(graph);
+    if (rc != RS_OK)
+        return rc;
+    x->launched = malloc(g->n_launched * sizeof *x->launched);
+    if (x->launched == NULL) {
+        (void)cudaGraphExecDestroy(x->exec);
+        return error_set(&g->err, RS_ENOMEM, "out of memory for a graph's timings");
+    }
+    memcpy(x->launched, g->launched, g->n_launched * sizeof *x->launched);
+    x->n_launched = g->n_launched;
+    x->kernels = g->n_kernels;
+    x->reduces = g->n_reduces;
+    g->n_graphs++;
+    *out = x;
+    return RS_OK;
+}
+
+static enum rs_result run_gpu(struct cuda_gpu *g)
+{
+    struct cuda *c = g->c;
+    const struct backend_step *s = c->step;
+    cudaError_t e = cudaSetDevice(g->device);
+    if (e != cudaSuccess)
+        return cuda_fail(&g->err, e, "step", g->device);
+    enum rs_result rc = make_bounce(g, s);
+    if (rc == RS_OK)
+        rc = make_payload(g);
+    if (rc != RS_OK)
+        return rc;
+    struct cuda_graph *x = NULL;
+    const uint32_t keys = s->graph ? keys_bucket(c, s->batch->max_keys) : s->batch->max_keys;
+    if (s->graph) {
+        x = find_graph(g, s, keys);
+        rc = x == NULL ? capture(g, s, keys, &x) : RS_OK;
+        if (rc != RS_OK)
+            return rc;
+    }
+    e = cudaMemcpyAsync(g->meta, g->meta_host, (cuda_meta_tables(c) + c->n_tables) * sizeof *g->meta, cudaMemcpyHostToDevice, g->stream);
+    if (e == cudaSuccess && x != NULL) {
+        e = cudaGraphLaunch(x->exec, g->stream);
+        memcpy(g->launched, x->launched, x->n_launched * sizeof *x->launched);
+        g->n_launched = x->n_launched;
+        g->n_kernels = x->kernels;
+        g->n_reduces = x->reduces;
+    }
+    if (e == cudaSuccess && x == NULL)
+        rc = cuda_launch_step(g, s, s->batch->n_rows, keys, &g->err);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(g->stream);
+    return rc != RS_OK ? rc : e != cudaSuccess ? cuda_fail(&g->err, e, "step", g->device) : RS_OK;
+}
+
+static void job_step(struct cuda_gpu *g)
+{
+    g->rc = run_gpu(g);
+}
+
+/* An op lasts from its first kernel's start to the start of the next op that launched one. What was fused into a neighbour shows as 0. */
+static void sum_times(struct cuda *c, const struct program *p)
+{
+    memset(c->us, 0, (size_t)p->n_ops * c->n_ranks * sizeof *c->us);
+    c->last_ops = p->n_ops;
+    for (uint32_t k = 0; k < c->n_gpus; k++) {
+        const struct cuda_gpu *g = &c->gpu[k];
+        uint64_t next = g->stamp[(size_t)c->cap_ops * c->n_ranks];
+        for (uint32_t i = g->n_launched; i-- > 0;) {
+            const uint32_t at = g->launched[i], op = at / c->n_ranks;
+            const uint64_t t = g->stamp[at];
+            if (t == 0 || t > next)
+                continue;
+            c->us[at] = (float)(next - t) * 1e-3f;
+            next = t;
+            if (p->ops[op].kind == OP_ALLREDUCE) /* one launch for all ranks of the GPU */
+                for (uint32_t r = 1; r < g->n_local; r++)
+                    c->us[at + r] = c->us[at];
+        }
+    }
+}
+
+static enum rs_result check_fault(struct cuda *c, const struct program *p, struct rs_error *err)
+{
+    for (uint32_t k = 0; k < c->n_gpus; k++) {
+        if (c->fault[k] == 0)
+            continue;
+        uint32_t n = c->fault[k] - 1, i = 0;
+        for (; i < p->n_ops; i++)
+            if (p->ops[i].kind == OP_ALLREDUCE && n-- == 0)
+                break;
+        c->fault[k] = 0;
+        return error_set(err, RS_EENGINE, "GPU %d (rank %u) waited 10 s for its peers in %s", c->gpu[k].device, c->gpu[k].rank0,
+                         i < p->n_ops ? p->ops[i].site : "an all-reduce");
+    }
+    return RS_OK;
+}
+
+enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, struct rs_error *err)
+{
+    const struct program *p = s->prog;
+    for (uint32_t i = 0; i < p->n_ops && s->graph && s->graph_guard; i++)
+        if (s->choices[i].impl->not_capturable)
+            return error_set(err, RS_ESTATE,
+                             "cannot capture a graph: op %s uses %s=%s, which is not capturable (use eager mode, another implementation, "
+                             "or graph.guard=off)",
+                             p->ops[i].site, op_kind_name(p->ops[i].kind), s->choices[i].impl->name);
+    enum rs_result rc = fill_meta(c, s, s->graph ? s->batch->bucket : s->batch->n_rows, err);
+    if (rc != RS_OK)
+        return rc;
+    c->step = s;
+    for (uint32_t k = 0; k < c->n_gpus; k++)
+        memset(c->gpu[k].stamp, 0, ((size_t)c->cap_ops * c->n_ranks + 1) * sizeof(uint64_t));
+    rc = cuda_all(c, job_step, err);
+    c->epoch += c->gpu[0].n_reduces;
+    if (rc == RS_OK)
+        rc = check_fault(c, p, err);
+    if (rc != RS_OK)
+        return rc;
+    sum_times(c, p);
+    size_t at = 0;
+    for (uint32_t i = 0; s->probes != NULL && i < s->probes->n_copies; i++) {
+        const struct probe_copy *q = &s->probes->copies[i];
+        for (uint32_t k = 0; k < c->n_gpus; k++)
+            if (q->rank >= c->gpu[k].rank0 && q->rank < c->gpu[k].rank0 + c->gpu[k].n_local)
+                memcpy(q->dst, c->gpu[k].bounce + at, q->width * sizeof(float));
+        at += q->width;
+    }
+    return RS_OK;
+}

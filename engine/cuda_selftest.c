@@ -1,0 +1,565 @@
+/* See cuda_selftest.h. */
+#include "engine/cuda_selftest.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/cuda.h"
+#include "engine/error.h"
+#include "kernels/cpu/vec.h"
+#include "kernels/quant.h"
+
+struct check {
+    struct kcu_launch l;
+    void (*report)(void *, const struct cuda_check *);
+    void *arg;
+    struct rs_error *err;
+    uint64_t seed;
+    enum rs_result rc;
+    void *dev[64], *host[64];
+    unsigned n_dev, n_host;
+};
+
+static float rnd(struct check *t) /* roughly normal */
+{
+    float s = 0;
+    for (int i = 0; i < 4; i++) {
+        t->seed = t->seed * 6364136223846793005u + 1442695040888963407u;
+        s += (float)(t->seed >> 40) * 0x1p-24f - 0.5f;
+    }
+    return s * 1.7f;
+}
+
+static void *host(struct check *t, size_t bytes)
+{
+    void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (p == NULL)
+        abort(); /* a few megabytes in a test */
+    return t->host[t->n_host++] = p;
+}
+
+static float *randoms(struct check *t, size_t n)
+{
+    float *x = host(t, n * sizeof *x);
+    for (size_t i = 0; i < n; i++)
+        x[i] = rnd(t);
+    return x;
+}
+
+static bool good(struct check *t, cudaError_t e, const char *what)
+{
+    if (e != cudaSuccess && t->rc == RS_OK)
+        t->rc = error_set(t->err, RS_EENGINE, "self-test: %s: %s", what, cudaGetErrorString(e));
+    return t->rc == RS_OK;
+}
+
+/* Device memory holding src, or NaN bits. */
+static void *device(struct check *t, const void *src, size_t bytes)
+{
+    void *p = NULL;
+    if (!good(t, cudaMalloc(&p, bytes), "memory"))
+        return NULL;
+    t->dev[t->n_dev++] = p;
+    good(t, src != NULL ? cudaMemcpyAsync(p, src, bytes, cudaMemcpyHostToDevice, t->l.stream) : kcu_poison(&t->l, p, bytes), "copy");
+    return p;
+}
+
+static void *fetch(struct check *t, const void *dev, size_t bytes)
+{
+    void *p = host(t, bytes);
+    if (t->rc == RS_OK && good(t, cudaMemcpyAsync(p, dev, bytes, cudaMemcpyDeviceToHost, t->l.stream), "copy back"))
+        good(t, cudaStreamSynchronize(t->l.stream), "run");
+    return p;
+}
+
+static void release(struct check *t)
+{
+    while (t->n_dev > 0)
+        (void)cudaFree(t->dev[--t->n_dev]);
+    while (t->n_host > 0)
+        free(t->host[--t->n_host]);
+}
+
+static void result(struct check *t, double error, double limit, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+
+static void result(struct check *t, double error, double limit, const char *fmt, ...)
+{
+    struct cuda_check c = {.error = error, .limit = limit};
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(c.name, sizeof c.name, fmt, ap);
+    va_end(ap);
+    if (t->rc == RS_OK)
+        t->report(t->arg, &c);
+}
+
+static double distance(const float *got, const double *want, size_t n)
+{
+    double d = 0, s = 0;
+    for (size_t i = 0; i < n; i++) {
+        d += (got[i] - want[i]) * (got[i] - want[i]);
+        s += want[i] * want[i];
+    }
+    return sqrt(d / (s > 0 ? s : 1)); /* NaN stays NaN and fails every comparison */
+}
+
+struct made {
+    struct kcu_mat m;
+    float *w; /* dequantised, [mats * rows][k] */
+};
+
+static struct made matrix(struct check *t, uint32_t type, uint32_t rows, uint32_t k, uint32_t mats)
+{
+    const size_t n = (size_t)rows * mats, raw = krn_row_bytes(type, k), pitch = kcu_pitch(type, k);
+    float *x = randoms(t, n * k);
+    uint8_t *q = host(t, n * raw);
+    struct made a = {.w = host(t, n * k * sizeof(float))};
+    for (size_t i = 0; i < n; i++) {
+        krn_quant_row(type, x + i * k, q + i * raw, k);
+        krn_dequant_row(type, q + i * raw, a.w + i * k, k);
+    }
+    uint8_t *src = device(t, q, n * raw), *dst = device(t, NULL, n * pitch);
+    if (t->rc == RS_OK)
+        good(t, kcu_repack(&t->l, type, k, n, src, raw, dst), "repack");
+    a.m = (struct kcu_mat){.w = dst, .type = type, .rows = rows, .k = k, .n_mats = mats, .pitch = pitch, .mat_pitch = pitch * rows};
+    return a;
+}
+
+struct acts {
+    float *x; /* what the products see: as given, or what the int8 form stands for */
+    struct kcu_rows_in in;
+};
+
+static struct acts activations(struct check *t, uint32_t n, uint32_t k, bool int8)
+{
+    struct acts a = {.x = randoms(t, (size_t)n * k)};
+    a.in.x = device(t, a.x, (size_t)n * k * sizeof(float));
+    a.in.pitch = k;
+    if (!int8)
+        return a;
+    const size_t bytes = krn_q8_row_bytes(k);
+    uint8_t *q8 = host(t, n * bytes), *dev = device(t, NULL, n * bytes);
+    memset(q8, 0, n * bytes);
+    a.in.q8_pitch = bytes;
+    if (t->rc == RS_OK)
+        good(t, kcu_quantise(&t->l, &a.in, n, k, dev), "quantise");
+    for (uint32_t i = 0; i < n; i++) {
+        krn_q8_quant_row(a.x + (size_t)i * k, q8 + i * bytes, k);
+        krn_q8_dequant_row(q8 + i * bytes, a.x + (size_t)i * k, k);
+    }
+    const uint8_t *got = fetch(t, dev, n * bytes);
+    size_t wrong = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        wrong += memcmp(got + i * bytes, q8 + i * bytes, k) != 0;
+        wrong += memcmp(got + i * bytes + krn_q8_blocks_offset(k), q8 + i * bytes + krn_q8_blocks_offset(k),
+                        k / 32 * sizeof(struct krn_q8_block)) != 0;
+    }
+    if (wrong != 0) /* the int8 form must be the CPU's to the bit: reported once, where it fails */
+        result(t, (double)wrong, 0, "quantise k=%u", k);
+    a.in.q8 = dev;
+    return a;
+}
+
+static double dot(const float *w, const float *x, uint32_t k)
+{
+    double s = 0;
+    for (uint32_t i = 0; i < k; i++)
+        s += (double)w[i] * (double)x[i];
+    return s;
+}
+
+static void check_linear(struct check *t, uint32_t type, bool int8, uint32_t n, uint32_t rows, uint32_t k)
+{
+    struct made a = matrix(t, type, rows, k, 1), b = matrix(t, KRN_Q8_0, 40, k, 1);
+    struct acts x = activations(t, n, k, int8);
+    const uint32_t width = rows + 40;
+    const bool cores = int8 && n > 16;
+    struct kcu_linear l = {.n_mats = 2,
+                           .m = {a.m, b.m},
+                           .col = {0, rows},
+                           .in = x.in,
+                           .n = n,
+                           .y_pitch = width,
+                           .y = device(t, NULL, (size_t)n * width * sizeof(float))};
+    if (t->rc != RS_OK || !good(t, cores ? kcu_gemm(&t->l, &l) : kcu_linear(&t->l, &l), "linear"))
+        return;
+    const float *got = fetch(t, l.y, (size_t)n * width * sizeof(float));
+    double *want = host(t, (size_t)n * width * sizeof *want);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t r = 0; r < width; r++)
+            want[(size_t)i * width + r] =
+                r < rows ? dot(a.w + (size_t)r * k, x.x + (size_t)i * k, k) : dot(b.w + (size_t)(r - rows) * k, x.x + (size_t)i * k, k);
+    result(t, distance(got, want, (size_t)n * width), 1e-5, "%s %s %s %u x %u, %u rows", cores ? "gemm" : "linear",
+           krn_type_info(type)->name, int8 ? "int8" : "f32", rows, k, n);
+    release(t);
+}
+
+static void check_rows(struct check *t, uint32_t type, uint32_t k)
+{
+    struct made a = matrix(t, type, 9, k, 1);
+    const int32_t ids[4] = {12, 5, 13, 99}; /* rows 7, 0, 8, and one outside */
+    const int32_t *d = device(t, ids, sizeof ids);
+    float *y = device(t, NULL, 4 * (size_t)k * sizeof *y);
+    if (t->rc != RS_OK || !good(t, kcu_rows(&t->l, &a.m, d, 4, 5, y, k, k), "rows"))
+        return;
+    const float *got = fetch(t, y, 4 * (size_t)k * sizeof *y);
+    double wrong = 0;
+    for (uint32_t i = 0; i < k; i++)
+        wrong += (got[i] != a.w[7 * k + i]) + (got[k + i] != a.w[i]) + (got[2 * k + i] != a.w[8 * k + i]) + (got[3 * k + i] != 0);
+    result(t, wrong, 0, "dequantise %s, k=%u", krn_type_info(type)->name, k);
+    release(t);
+}
+
+/* Experts and a shared expert: gated projections, then down, against double. */
+static void check_moe(struct check *t, uint32_t gate_type, uint32_t down_type, bool int8, uint32_t n)
+{
+    enum { E = 6, USED = 3, K = 512, FF = 256, OUT = 100 };
+    struct made gate = matrix(t, gate_type, FF, K, E), up = matrix(t, KRN_Q4_K, FF, K, E), sg = matrix(t, KRN_Q8_0, 96, K, 1),
+                su = matrix(t, KRN_Q6_K, 96, K, 1);
+    struct made down = matrix(t, down_type, OUT, FF, E), sd = matrix(t, KRN_Q8_0, OUT, 96, 1);
+    struct acts x = activations(t, n, K, int8);
+    int32_t *choice = host(t, (size_t)n * 2 * USED * sizeof *choice);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j < USED; j++) { /* expert E is somewhere else */
+            const float weight = fabsf(rnd(t)) + 0.1f;
+            choice[i * 2 * USED + j] = (int32_t)((i + 5 * j + 2) % (E + 1)) + 10;
+            memcpy(&choice[i * 2 * USED + USED + j], &weight, 4);
+        }
+    const int32_t *ids = device(t, choice, (size_t)n * 2 * USED * sizeof *choice);
+    const size_t q8p = krn_q8_row_bytes(FF), q8s = krn_q8_row_bytes(96);
+    struct kcu_gated g = {.gate = gate.m,
+                          .up = up.m,
+                          .in = x.in,
+                          .n = n,
+                          .n_used = USED,
+                          .ids = ids,
+                          .ids_pitch = 2 * USED,
+                          .expert0 = 10,
+                          .gu = device(t, NULL, (size_t)n * USED * 2 * FF * 4),
+                          .gu_pitch = 2 * FF,
+                          .act = device(t, NULL, (size_t)n * USED * FF * 4),
+                          .act_pitch = FF,
+                          .q8 = int8 ? device(t, NULL, n * USED * q8p) : NULL,
+                          .q8_pitch = q8p};
+    struct kcu_gated s = {.gate = sg.m,
+                          .up = su.m,
+                          .in = x.in,
+                          .n = n,
+                          .n_used = 1,
+                          .gu = device(t, NULL, (size_t)n * 192 * 4),
+                          .gu_pitch = 192,
+                          .act = device(t, NULL, (size_t)n * 96 * 4),
+                          .act_pitch = 96,
+                          .q8 = int8 ? device(t, NULL, n * q8s) : NULL,
+                          .q8_pitch = q8s};
+    if (t->rc != RS_OK || !good(t, kcu_gated(&t->l, &g, &s), "gated"))
+        return;
+    const float *act = fetch(t, g.act, (size_t)n * USED * FF * 4), *sact = fetch(t, s.act, (size_t)n * 96 * 4);
+    double *want = host(t, (size_t)n * USED * FF * sizeof *want);
+    float *mine = host(t, (size_t)n * USED * FF * sizeof *mine);
+    size_t m = 0;
+    for (uint32_t p = 0; p < n * USED; p++) {
+        const int32_t e = choice[p / USED * 2 * USED + p % USED] - 10;
+        for (uint32_t r = 0; r < FF && e < E; r++, m++) {
+            double a = dot(gate.w + ((size_t)e * FF + r) * K, x.x + p / USED * K, K),
+                   b = dot(up.w + ((size_t)e * FF + r) * K, x.x + p / USED * K, K);
+            want[m] = a / (1 + exp(-a)) * b;
+            mine[m] = act[(size_t)p * FF + r];
+        }
+    }
+    result(t, distance(mine, want, m), 2e-5, "gated %s %s, %u rows", krn_type_info(gate_type)->name, int8 ? "int8" : "f32", n);
+    struct kcu_down d = {.down = down.m,
+                         .act = {.x = g.act, .pitch = FF, .q8 = g.q8, .q8_pitch = q8p},
+                         .shared = sd.m,
+                         .shared_act = {.x = s.act, .pitch = 96, .q8 = s.q8, .q8_pitch = q8s},
+                         .n = n,
+                         .n_used = USED,
+                         .expert0 = 10,
+                         .ids = ids,
+                         .weights = (const float *)(const void *)ids + USED,
+                         .ids_pitch = 2 * USED,
+                         .y = device(t, NULL, (size_t)n * OUT * 4),
+                         .y_pitch = OUT,
+                         .width = OUT};
+    if (t->rc != RS_OK || !good(t, kcu_down(&t->l, &d), "down"))
+        return;
+    const float *y = fetch(t, d.y, (size_t)n * OUT * 4);
+    float *v = host(t, FF * sizeof *v), weight;
+    uint8_t *q = host(t, q8p);
+    memset(want, 0, (size_t)n * OUT * sizeof *want);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j <= USED; j++) {
+            const int32_t e = j < USED ? choice[i * 2 * USED + j] - 10 : 0;
+            const uint32_t ff = j < USED ? FF : 96;
+            if (e >= E)
+                continue;
+            memcpy(v, j < USED ? act + (size_t)(i * USED + j) * FF : sact + i * 96, ff * sizeof *v);
+            if (int8) {
+                krn_q8_quant_row(v, q, ff);
+                krn_q8_dequant_row(q, v, ff);
+            }
+            memcpy(&weight, &choice[i * 2 * USED + USED + (j < USED ? j : 0)], 4);
+            for (uint32_t r = 0; r < OUT; r++)
+                want[i * OUT + r] +=
+                    j < USED ? (double)weight * dot(down.w + ((size_t)e * OUT + r) * FF, v, FF) : dot(sd.w + (size_t)r * 96, v, 96);
+        }
+    result(t, distance(y, want, (size_t)n * OUT), 2e-5, "down %s %s, %u rows", krn_type_info(down_type)->name, int8 ? "int8" : "f32", n);
+    release(t);
+}
+
+/* Residual + norm, with int8 form, for widths that one block and a cluster serve. */
+static void check_join(struct check *t, uint32_t n, uint32_t width)
+{
+    float *a = randoms(t, (size_t)n * width), *x = randoms(t, (size_t)n * width), *w = randoms(t, width);
+    const size_t bytes = (size_t)n * width * sizeof(float), q8p = krn_q8_row_bytes(width);
+    struct kcu_join j = {.n_local = 1,
+                         .part = {device(t, a, bytes)},
+                         .x = {device(t, x, bytes)},
+                         .h = {device(t, NULL, bytes)},
+                         .q8 = {device(t, NULL, n * q8p)},
+                         .part_pitch = width,
+                         .x_pitch = width,
+                         .h_pitch = width,
+                         .q8_pitch = q8p,
+                         .w = device(t, w, width * sizeof(float)),
+                         .n = n,
+                         .width = width,
+                         .eps = 1e-5f,
+                         .n_ranks = 1,
+                         .n_gpus = 1};
+    if (t->rc != RS_OK || !good(t, kcu_join(&t->l, &j), "join"))
+        return;
+    const float *h = fetch(t, j.h[0], bytes), *gx = fetch(t, j.x[0], bytes);
+    const uint8_t *q8 = fetch(t, j.q8[0], n * q8p);
+    double *want = host(t, (size_t)n * width * sizeof *want), wrong = 0;
+    uint8_t *q = host(t, q8p);
+    for (uint32_t i = 0; i < n; i++) {
+        double s = 0;
+        for (uint32_t k = 0; k < width; k++) {
+            const float v = x[(size_t)i * width + k] + a[(size_t)i * width + k];
+            wrong += gx[(size_t)i * width + k] != v;
+            want[(size_t)i * width + k] = v;
+            s += (double)v * v;
+        }
+        for (uint32_t k = 0; k < width; k++)
+            want[(size_t)i * width + k] *= w[k] / sqrt(s / width + 1e-5);
+        krn_q8_quant_row(h + (size_t)i * width, q, width);
+        wrong += memcmp(q, q8 + i * q8p, width) != 0;
+        wrong += memcmp(q + krn_q8_blocks_offset(width), q8 + i * q8p + krn_q8_blocks_offset(width),
+                        width / 32 * sizeof(struct krn_q8_block)) != 0;
+    }
+    result(t, distance(h, want, (size_t)n * width), 1e-6, "residual + norm, %u x %u", n, width);
+    result(t, wrong, 0, "its residual and int8 form, %u x %u", n, width);
+    release(t);
+}
+
+static void check_route(struct check *t, uint32_t experts, uint32_t used, uint32_t groups, uint32_t groups_used, bool sigmoid)
+{
+    enum { N = 5, K = 256 };
+    struct made gate = matrix(t, KRN_F32, experts, K, 1);
+    struct acts x = activations(t, N, K, false);
+    float *bias = randoms(t, experts), *p = host(t, experts * 4), *logits = host(t, experts * 4);
+    uint32_t zero[N] = {0};
+    struct kcu_route a = {.gate = gate.m,
+                          .bias = device(t, bias, experts * 4),
+                          .x = x.in.x,
+                          .x_pitch = K,
+                          .n = N,
+                          .n_experts = experts,
+                          .n_used = used,
+                          .n_groups = groups,
+                          .n_groups_used = groups_used,
+                          .sigmoid = sigmoid,
+                          .norm = true,
+                          .scale = 2.5f,
+                          .p = device(t, NULL, N * experts * 4),
+                          .p_pitch = experts,
+                          .pitch = 2 * used,
+                          .arrived = device(t, zero, sizeof zero)};
+    a.ids = device(t, NULL, N * 2 * used * 4);
+    a.weights = (float *)(void *)a.ids + used;
+    for (int again = 0; again < 2; again++) /* twice: counters must be zero again */
+        if (t->rc != RS_OK || !good(t, kcu_route(&t->l, &a), "route"))
+            return;
+    const int32_t *got = fetch(t, a.ids, N * 2 * used * 4);
+    const struct krn_cpu_vec *vec = krn_cpu_vec(KRN_ISA_PORTABLE);
+    double wrong = 0, far = 0;
+    int32_t ids[64];
+    float weights[64];
+    for (uint32_t i = 0; i < N; i++) {
+        for (uint32_t e = 0; e < experts; e++)
+            logits[e] = (float)dot(gate.w + (size_t)e * K, x.x + i * K, K);
+        struct krn_route r = {.logits = logits,
+                              .bias = bias,
+                              .n_experts = experts,
+                              .n_used = used,
+                              .n_groups = groups,
+                              .n_groups_used = groups_used,
+                              .sigmoid = sigmoid,
+                              .norm = true,
+                              .scale = 2.5f,
+                              .p = p,
+                              .ids = ids,
+                              .weights = weights};
+        vec->route(&r);
+        for (uint32_t j = 0; j < used; j++) {
+            float w;
+            memcpy(&w, &got[i * 2 * used + used + j], 4);
+            wrong += got[i * 2 * used + j] != ids[j];
+            far = fmax(far, fabs(w - weights[j]) / weights[j]);
+        }
+    }
+    result(t, wrong, 0, "router's choice, %u of %u, groups %u of %u, %s", used, experts, groups_used, groups,
+           sigmoid ? "sigmoid" : "softmax");
+    result(t, far, 1e-4, "router's weights, %u of %u", used, experts);
+    release(t);
+}
+
+/* Top-k of indexer scores with many ties. */
+static void check_topk(struct check *t, uint32_t keys, uint32_t k)
+{
+    float *score = host(t, keys * 4);
+    int32_t *want = host(t, (k + 1) * 4), pos = (int32_t)keys - 1;
+    for (uint32_t i = 0; i < keys; i++)
+        score[i] = floorf(rnd(t) * 8) / 4;
+    struct kcu_index a = {.b = {.pos = device(t, &pos, 4), .n = 1, .max_keys = keys, .block = 16},
+                          .top_k = k,
+                          .score = device(t, score, keys * 4),
+                          .score_pitch = keys,
+                          .sel = device(t, NULL, (k + 1) * 4),
+                          .sel_pitch = k + 1};
+    if (t->rc != RS_OK || !good(t, kcu_index_topk(&t->l, &a), "top-k"))
+        return;
+    const int32_t *got = fetch(t, a.sel, (k + 1) * 4);
+    krn_select_topk(score, keys, k, want + 1);
+    want[0] = (int32_t)k;
+    double wrong = 0;
+    for (uint32_t i = 0; i <= k; i++)
+        wrong += got[i] != want[i];
+    result(t, wrong, 0, "top %u of %u with ties", k, keys);
+    release(t);
+}
+
+/* Absorbed attention over a paged cache: heads and keys such that groups and splits are ragged. */
+static void check_mla(struct check *t, enum krn_cache_type cache, uint32_t heads, uint32_t keys, uint32_t n, uint32_t l, uint32_t r,
+                      bool cores)
+{
+    enum { NOPE = 64, V = 32, BLOCK = 16 };
+    const uint32_t d = l + r, blocks = (keys + BLOCK - 1) / BLOCK;
+    const size_t elem = krn_cache_elem_bytes(cache);
+    struct made kb = matrix(t, KRN_Q8_0, l, NOPE, heads), vb = matrix(t, KRN_Q8_0, V, l, heads);
+    const struct krn_cpu_vec *vec = krn_cpu_vec(KRN_ISA_PORTABLE);
+    float *kv = randoms(t, (size_t)blocks * BLOCK * d), *q = randoms(t, (size_t)n * heads * (NOPE + r));
+    uint8_t *store = host(t, (size_t)(blocks + 1) * BLOCK * d * elem);
+    int32_t *table = host(t, blocks * 4), *pos = host(t, n * 4), *offset = host(t, n * 4);
+    for (uint32_t b = 0; b < blocks; b++) {
+        table[b] = (int32_t)(blocks - b);
+        for (uint32_t i = 0; i < BLOCK; i++)
+            vec->store(cache, kv + (size_t)(b * BLOCK + i) * d, store + ((size_t)table[b] * BLOCK + i) * d * elem, d);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        pos[i] = cores ? (int32_t)(keys - n + i) : (int32_t)(keys - 1 - i * (keys / (n + 1)));
+        offset[i] = 0;
+    }
+    struct kcu_mla a = {.b = {.pos = device(t, pos, n * 4),
+                              .table = device(t, offset, n * 4),
+                              .tables = device(t, table, blocks * 4),
+                              .n = n,
+                              .max_keys = keys,
+                              .block = BLOCK},
+                        .rope = {.half = r / 2},
+                        .q = device(t, q, (size_t)n * heads * (NOPE + r) * 4),
+                        .q_pitch = heads * (NOPE + r),
+                        .heads = heads,
+                        .nope = NOPE,
+                        .l = l,
+                        .r = r,
+                        .v = V,
+                        .k_b = kb.m,
+                        .v_b = vb.m,
+                        .cache = device(t, store, (size_t)(blocks + 1) * BLOCK * d * elem),
+                        .cache_type = (enum kcu_cache)cache,
+                        .scale = 0.1f,
+                        .o = device(t, NULL, (size_t)n * heads * V * 4),
+                        .o_pitch = heads * V,
+                        .q8 = device(t, NULL, n * krn_q8_row_bytes(heads * V)),
+                        .q8_pitch = krn_q8_row_bytes(heads * V),
+                        .scratch = device(t, NULL, kcu_mla_scratch(n, heads, l, r, keys)),
+                        .many = cores};
+    if (t->rc != RS_OK || !good(t, kcu_mla(&t->l, &a), "attention"))
+        return;
+    const float *got = fetch(t, a.o, (size_t)n * heads * V * 4);
+    double *want = host(t, (size_t)n * heads * V * sizeof *want);
+    float *qa = host(t, d * 4), *mix = host(t, l * 4), *scores = host(t, ((size_t)keys + 16) * 16);
+    struct krn_attn_absorbed c = {
+        .kv = {.base = store, .table = table, .block_stride = BLOCK * d * elem, .row_bytes = d * elem, .block = BLOCK, .type = cache},
+        .l = l,
+        .r = r,
+        .n_heads = 1,
+        .scale = 0.1f,
+        .q = qa,
+        .out = mix,
+        .scores = scores};
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t h = 0; h < heads; h++) {
+            const float *qh = q + ((size_t)i * heads + h) * (NOPE + r);
+            for (uint32_t j = 0; j < l; j++)
+                qa[j] = (float)dot(kb.w + ((size_t)h * l + j) * NOPE, qh, NOPE);
+            memcpy(qa + l, qh + NOPE, r * 4);
+            c.n_keys = (uint32_t)pos[i] + 1;
+            vec->attn_absorbed(&c);
+            for (uint32_t v = 0; v < V; v++)
+                want[((size_t)i * heads + h) * V + v] = dot(vb.w + ((size_t)h * V + v) * l, mix, l);
+        }
+    result(t, distance(got, want, (size_t)n * heads * V), cores ? 1e-3 : 1e-5, "attention%s %u+%u, %u heads, %u keys, %u rows, cache %d",
+           cores ? " on tensor cores" : "", l, r, heads, keys, n, (int)cache);
+    release(t);
+}
+
+static const uint32_t TYPES[] = {KRN_F32,  KRN_F16,  KRN_BF16, KRN_Q4_0, KRN_Q4_1, KRN_Q5_0,   KRN_Q5_1,  KRN_Q8_0,
+                                 KRN_Q2_K, KRN_Q3_K, KRN_Q4_K, KRN_Q5_K, KRN_Q6_K, KRN_IQ4_NL, KRN_IQ4_XS};
+
+enum rs_result cuda_selftest(int dev, void (*report)(void *arg, const struct cuda_check *c), void *arg, struct rs_error *err)
+{
+    struct check t = {.l = {.pdl = true}, .report = report, .arg = arg, .err = err, .seed = 20};
+    if (!good(&t, cudaSetDevice(dev), "device") || !good(&t, cudaStreamCreateWithFlags(&t.l.stream, cudaStreamNonBlocking), "stream"))
+        return t.rc;
+    for (size_t i = 0; i < sizeof TYPES / sizeof TYPES[0] && t.rc == RS_OK; i++) {
+        check_rows(&t, TYPES[i], 512);
+        for (uint32_t n = 1; n <= 9; n += n == 1 ? 2 : 3) { /* 1, 3, 6, 9 */
+            check_linear(&t, TYPES[i], false, n, 101, 768);
+            if (krn_type_info(TYPES[i])->quantised)
+                check_linear(&t, TYPES[i], true, n, 101, 768);
+        }
+    }
+    const uint32_t cores[] = {KRN_Q8_0, KRN_Q4_K, KRN_Q5_K, KRN_Q6_K};
+    for (int i = 0; i < 4; i++)
+        for (uint32_t n = 17; n < 400; n = n * 3 + 1)
+            check_linear(&t, cores[i], true, n, 101, 768);
+    check_linear(&t, KRN_Q8_0, true, 1, 33, 96);
+    check_linear(&t, KRN_Q8_0, true, 2, 33, 5120);
+    for (int int8 = 0; int8 < 2; int8++) {
+        check_moe(&t, KRN_Q4_K, KRN_Q5_K, int8 != 0, 1);
+        check_moe(&t, KRN_Q5_K, KRN_Q6_K, int8 != 0, 4);
+        check_moe(&t, KRN_Q8_0, KRN_Q4_K, int8 != 0, 3);
+    }
+    check_join(&t, 1, 2048);
+    check_join(&t, 3, 6144);
+    check_join(&t, 20, 6144);
+    check_join(&t, 9, 256);
+    check_route(&t, 64, 4, 1, 1, true);
+    check_route(&t, 256, 8, 8, 4, true);
+    check_route(&t, 300, 6, 1, 1, false);
+    check_topk(&t, 5000, 2048);
+    check_topk(&t, 100, 16);
+    check_mla(&t, KRN_CACHE_F16, 5, 100, 3, 512, 64, false);
+    check_mla(&t, KRN_CACHE_F16, 3, 200, 130, 512, 64, true);
+    check_mla(&t, KRN_CACHE_F32, 4, 2500, 2, 512, 64, false);
+    check_mla(&t, KRN_CACHE_BF16, 3, 33, 1, 128, 32, false);
+    release(&t);
+    (void)cudaStreamDestroy(t.l.stream);
+    return t.rc;
+}
