@@ -27,6 +27,19 @@ c_tests = \
 	tests/vocab_pre_test \
 	tests/vocab_test
 
+# The CUDA backend; skipped where there is no device. Its speed: tests/cuda_bench (see docs/measurements.md).
+cuda_rig = tests/cuda_rig.c tests/cuda_rig.h
+EXTRA_DIST += tests/cuda_allreduce.c tests/cuda_bench.c tests/cuda_test.c $(cuda_rig)
+if HAVE_CUDA
+c_tests += tests/cuda_test
+check_PROGRAMS += tests/cuda_bench
+tests_cuda_test_SOURCES = tests/cuda_test.c $(cuda_rig)
+tests_cuda_bench_SOURCES = tests/cuda_bench.c $(cuda_rig)
+if HAVE_NCCL
+c_tests += tests/cuda_allreduce
+endif
+endif
+
 # Programs that shell tests call; not tests themselves.
 test_helpers = \
 	tests/pty \

@@ -1,0 +1,158 @@
+/* See cuda_rig.h. */
+#include "tests/cuda_rig.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/patch.h"
+#include "engine/synth.h"
+
+enum { BLOCK = 16, SEQS = 64 };
+
+static enum rs_result open_model(struct rig *r, struct rs_error *err)
+{
+    if (r->cfg.path == NULL)
+        return synth_make(r->cfg.synthetic, r->cfg.layers, &r->hp, &r->w, err);
+    enum rs_result rc = gguf_open(r->cfg.path, &r->gguf, err);
+    if (rc == RS_OK)
+        rc = hparams_read(r->gguf, &r->hp, err);
+    return rc == RS_OK ? weights_bind(r->gguf, &r->hp, &r->w, err) : rc;
+}
+
+static enum rs_result resolve(struct rig *r, struct rs_error *err)
+{
+    struct patch_store store;
+    size_t n;
+    const struct op_impl *impls = backend_cuda_impls(&n);
+    enum rs_result rc = patch_open(&store, err);
+    if (rc != RS_OK)
+        return rc;
+    struct patch_table t = store.now;
+    r->choices = calloc(r->prog.n_ops, sizeof *r->choices);
+    if (r->cfg.nccl) {
+        t.n = 1;
+        t.entry[0] = (struct patch_entry){.slot = SLOT_ALLREDUCE, .glob = "*", .impl = "nccl"};
+    }
+    rc = patch_resolve(&t, &r->prog, impls, n, r->choices, err);
+    for (uint32_t i = 0; i < r->prog.n_ops && rc == RS_OK; i++) {
+        r->choices[i].matmul = r->cfg.f32 ? MATMUL_F32 : MATMUL_INT8;
+        r->choices[i].bf16 = r->cfg.bf16;
+    }
+    patch_close(&store);
+    return rc;
+}
+
+enum rs_result rig_open(const struct rig_config *cfg, struct rig *r, struct rs_error *err)
+{
+    memset(r, 0, sizeof *r);
+    r->cfg = *cfg;
+    const uint32_t keys = cfg->max_keys, rows = cfg->max_rows;
+    r->blocks = (keys + BLOCK - 1) / BLOCK;
+    r->table = calloc((size_t)SEQS * r->blocks, sizeof *r->table);
+    r->batch = (struct batch){.cap = rows,
+                              .cap_segs = SEQS,
+                              .cap_logits = rows,
+                              .segs = r->seg,
+                              .token = calloc(rows, 4),
+                              .pos = calloc(rows, 4),
+                              .seg = calloc(rows, 4),
+                              .logit_row = calloc(rows, 4)};
+    const uint32_t seqs = rows < SEQS ? rows : SEQS;
+    for (uint32_t s = 0; s < seqs; s++) /* scattered on purpose: neighbours in a sequence are not neighbours in the cache */
+        for (uint32_t b = 0; b < r->blocks; b++)
+            r->table[s * r->blocks + b] = (int32_t)(1 + (r->blocks - 1 - b) * seqs + s);
+    enum rs_result rc = open_model(r, err);
+    if (rc == RS_OK)
+        rc = shard_make(&r->hp, &r->w, cfg->ranks, SHARD_AUTO, &r->shard, err);
+    if (rc == RS_OK)
+        rc = plan_build(&r->hp, &r->w, &r->shard, PLAN_MAIN, keys, &r->prog, err);
+    if (rc == RS_OK)
+        rc = resolve(r, err);
+    const struct backend_limits lim = {.max_rows = rows,
+                                       .max_logits = cfg->path != NULL ? rows
+                                                     : 64 < rows       ? 64
+                                                                       : rows,
+                                       .max_keys = keys,
+                                       .block = BLOCK,
+                                       .n_blocks = 1 + seqs * r->blocks,
+                                       .cache = cfg->cache};
+    const struct cuda_config cc = {
+        .n_gpus = cfg->gpus, .only_rank = cfg->only_rank, .fuse = !cfg->unfused, .pdl = !cfg->no_pdl, .random_weights = cfg->path == NULL};
+    if (rc == RS_OK)
+        rc = backend_cuda_open(&r->hp, &r->w, &r->shard, &r->prog, NULL, &lim, &cc, &r->backend, err);
+    if (rc != RS_OK)
+        rig_close(r);
+    return rc;
+}
+
+void rig_close(struct rig *r)
+{
+    if (r->backend != NULL)
+        r->backend->ops->close(r->backend);
+    plan_free(&r->prog);
+    shard_free(&r->shard);
+    weights_free(&r->w);
+    gguf_close(r->gguf);
+    free(r->choices);
+    free(r->table);
+    free(r->batch.token);
+    free(r->batch.pos);
+    free(r->batch.seg);
+    free(r->batch.logit_row);
+    memset(r, 0, sizeof *r);
+}
+
+static enum rs_result run(struct rig *r, bool graph, struct rs_error *err)
+{
+    const struct backend_step s = {
+        .prog = &r->prog, .choices = r->choices, .batch = &r->batch, .generation = 1, .graph = graph, .graph_guard = true};
+    return r->backend->ops->step(r->backend, &s, err);
+}
+
+enum rs_result rig_step(struct rig *r, uint32_t seq, const int32_t *ids, uint32_t n, uint32_t pos, bool all_logits, bool graph,
+                        struct rs_error *err)
+{
+    struct batch *b = &r->batch;
+    b->n_rows = b->bucket = n;
+    b->n_segs = 1;
+    b->max_keys = pos + n;
+    b->n_logits = all_logits ? n : 1;
+    r->seg[0] = (struct batch_seg){
+        .row0 = 0, .n_rows = n, .pos0 = pos, .kind = n > 1 ? BATCH_PROMPT : BATCH_GENERATED, .table = r->table + (size_t)seq * r->blocks};
+    for (uint32_t i = 0; i < n; i++) {
+        b->token[i] = ids[i];
+        b->pos[i] = (int32_t)(pos + i);
+        b->seg[i] = 0;
+        b->logit_row[i] = (int32_t)i;
+    }
+    if (!all_logits)
+        b->logit_row[0] = (int32_t)n - 1;
+    return run(r, graph, err);
+}
+
+enum rs_result rig_decode(struct rig *r, const int32_t *ids, uint32_t n, uint32_t pos, bool graph, struct rs_error *err)
+{
+    struct batch *b = &r->batch;
+    b->n_rows = b->n_segs = b->n_logits = n;
+    b->bucket = 1;
+    while (b->bucket < n)
+        b->bucket *= 2;
+    b->max_keys = pos + 1;
+    for (uint32_t i = 0; i < n; i++) {
+        r->seg[i] =
+            (struct batch_seg){.row0 = i, .n_rows = 1, .pos0 = pos, .kind = BATCH_GENERATED, .table = r->table + (size_t)i * r->blocks};
+        b->token[i] = ids[i];
+        b->pos[i] = (int32_t)pos;
+        b->seg[i] = b->logit_row[i] = (int32_t)i;
+    }
+    return run(r, graph, err);
+}
+
+int32_t rig_argmax(const float *x, uint32_t n)
+{
+    uint32_t at = 0;
+    for (uint32_t i = 1; i < n; i++)
+        if (x[i] > x[at])
+            at = i;
+    return (int32_t)at;
+}

@@ -1,0 +1,50 @@
+/* A model on the CUDA backend without an engine around it: for the device test and its benchmark. */
+#ifndef RANKSCOPE_TESTS_CUDA_RIG_H
+#define RANKSCOPE_TESTS_CUDA_RIG_H
+
+#include "engine/backend.h"
+#include "engine/cuda_backend.h"
+#include "engine/gguf.h"
+#include "engine/weights.h"
+
+struct rig_config {
+    const char *path; /* a GGUF file, or NULL: synthetic */
+    const char *synthetic;
+    uint32_t layers; /* synthetic: 0 all */
+    uint32_t ranks, gpus, max_rows, max_keys;
+    int only_rank; /* -1: all */
+    enum krn_cache_type cache;
+    bool f32, bf16, unfused, no_pdl, nccl;
+};
+
+struct rig {
+    struct rig_config cfg;
+    struct gguf *gguf;
+    struct hparams hp;
+    struct weights w;
+    struct shard_plan shard;
+    struct program prog;
+    struct choice *choices;
+    struct backend *backend;
+    struct batch batch;
+    struct batch_seg seg[64];
+    int32_t *table; /* [64][blocks] */
+    uint32_t blocks;
+};
+
+enum rs_result rig_open(const struct rig_config *cfg, struct rig *out, struct rs_error *err);
+void rig_close(struct rig *r);
+
+/* One sequence (seq): n tokens from position pos on; logits of the last row, or of all rows. */
+enum rs_result rig_step(struct rig *r, uint32_t seq, const int32_t *ids, uint32_t n, uint32_t pos, bool all_logits, bool graph,
+                        struct rs_error *err);
+/* One generated token each of n_seqs sequences, all at position pos. */
+enum rs_result rig_decode(struct rig *r, const int32_t *ids, uint32_t n_seqs, uint32_t pos, bool graph, struct rs_error *err);
+
+static inline const float *rig_logits(struct rig *r, uint32_t i)
+{
+    return r->backend->ops->logits(r->backend, i);
+}
+int32_t rig_argmax(const float *x, uint32_t n);
+
+#endif
