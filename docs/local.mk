@@ -5,5 +5,6 @@ bashcompdir = $(datadir)/bash-completion/completions
 dist_bashcomp_DATA = docs/bash/rankscope
 dist_noinst_DATA += \
 	docs/design.md \
+	docs/measurements.md \
 	docs/protocol.md \
 	docs/style.md
