@@ -8,6 +8,7 @@ c_tests = \
 	tests/gguf_mutate \
 	tests/gguf_test \
 	tests/golden_test \
+	tests/guard_test \
 	tests/health_test \
 	tests/invariance_test \
 	tests/kv_test \
@@ -65,6 +66,8 @@ tests_gguf_mutate_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap
 engine_client = tests/engine_client.c tests/engine_client.h
 tests_golden_test_SOURCES = tests/golden_test.c $(engine_client)
 tests_spec_test_SOURCES = tests/spec_test.c $(engine_client)
+tests_guard_test_SOURCES = tests/guard_test.c $(engine_client)
+tests_guard_test_LDFLAGS = $(AM_LDFLAGS) -rdynamic
 tests_timing_test_SOURCES = tests/timing_test.c $(engine_client)
 tests_variants_test_SOURCES = tests/variants_test.c $(engine_client)
 tests_health_test_SOURCES = tests/health_test.c $(engine_client)
