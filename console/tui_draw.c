@@ -78,9 +78,11 @@ static void add_part(struct part *parts, int *n, int keep, uint8_t role, const c
     free(line);
 }
 
-static void add_verdict(struct part *parts, int *n, const json_t *state)
+/* What is known of the last answer comes with its end, before the engine's state says so as well. */
+static void add_verdict(struct part *parts, int *n, const struct con *con)
 {
-    const char *verdict = js_str(state, "verdict", NULL);
+    const json_t *done = con->answer.done;
+    const char *verdict = js_str(done != NULL ? done : json_object_get(con->info, "state"), "verdict", NULL);
     if (verdict == NULL)
         return;
     bool ok = strcmp(verdict, "ok") == 0, bad = strcmp(verdict, "garbage") == 0;
@@ -118,7 +120,7 @@ static int status_parts(const struct tui *t, struct part *parts)
     size_t patches = json_object_size(json_object_get(state, "patches"));
     if (patches > 0)
         add_part(parts, &n, 2, ROLE_STATUS_WARN, "%zu patch%s", patches, patches == 1 ? "" : "es");
-    add_verdict(parts, &n, state);
+    add_verdict(parts, &n, con);
     int slow = tui_data_slowest(s);
     if (slow >= 0 && s->rank[slow].busy_us > 0 && tui_data_wait_share(&s->rank[slow == 0 ? 1 : 0]) > 0.5)
         add_part(parts, &n, 4, ROLE_STATUS_WARN, "rank %d slow", slow);

@@ -168,13 +168,13 @@ static void directive(struct rs_engine *e, char *line)
         bad_script(line);
     char *rest = line + n;
     json_t *s = e->script;
-    if (strcmp(name, "answer") == 0 || strcmp(name, "think") == 0) {
+    if (strcmp(name, "answer") == 0 || strcmp(name, "think") == 0 || strcmp(name, "print") == 0) {
         unescape(rest);
         json_t *text = json_stringn_nocheck(rest, strlen(rest)); /* a test may want bytes that are no UTF-8 */
         if (strcmp(name, "answer") == 0)
             json_array_append_new(json_object_get(s, "answers"), text);
         else
-            json_object_set_new(s, "think", text);
+            json_object_set_new(s, name, text);
     } else if (strcmp(name, "token-us") == 0 || strcmp(name, "open-us") == 0) {
         json_object_set_new(s, name, json_integer(atol(rest)));
     } else if (strcmp(name, "done") == 0) {

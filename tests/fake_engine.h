@@ -16,6 +16,7 @@
  *   fail METHOD CODE TEXT  let METHOD fail, CODE as in rs_result_name() with '-' for ' '
  *   lost N TEXT            the engine is gone after N tokens of an answer
  *   log LEVEL TEXT         a log event with the next answer
+ *   print TEXT             what a library might print to standard error with the next answer
  *   rank N KEY VALUE       a number in the snapshot of a rank: busy, wait, transfer, p50, p99, util, temp, power, mem, mem-total
  *   live PERCENT           each snapshot that is read has run 3 more steps, and its all-reduce times vary by that much, always the same way */
 #ifndef RANKSCOPE_TESTS_FAKE_ENGINE_H

@@ -284,6 +284,8 @@ static void do_submit(struct rs_engine *e, uint32_t id, const json_t *args)
     const char *words = answer != NULL ? json_string_value(answer) : text;
     json_array_remove(answers, 0);
     reply(e, id, json_pack("{s:i, s:i, s:i}", "stream", stream, "prompt_tokens", 14, "cached_tokens", 0));
+    if (json_object_get(e->script, "print") != NULL)
+        fputs(json_string_value(json_object_get(e->script, "print")), stderr);
     const json_t *log = json_object_get(e->script, "log");
     if (log != NULL)
         fake_post(e, RS_EVENT_LOG, 0, RS_OK, 0,

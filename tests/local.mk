@@ -107,7 +107,8 @@ shell_tests = \
 	tests/story.t \
 	tests/story_cli.t \
 	tests/tui_fuzz.t \
-	tests/tui_screens.t
+	tests/tui_screens.t \
+	tests/tui_tmux.t
 
 # What tests read.
 EXTRA_DIST += $(shell_tests) \
