@@ -144,11 +144,8 @@ static bool alloc_rank(struct cpu *c, uint32_t r, size_t q8_bytes)
     struct cpu_rank *k = &c->rank[r];
     size_t pairs = (size_t)c->lim.max_rows * (c->hp->n_used ? c->hp->n_used : 1);
     k->q8 = cpu_big_alloc(q8_bytes != 0 ? q8_bytes : 64);
-    k->group = calloc(c->hp->n_experts + 1, sizeof *k->group);
-    k->pair_row = calloc(pairs, sizeof *k->pair_row);
-    k->pair_weight = calloc(pairs, sizeof *k->pair_weight);
     c->bytes_buffers += r == 0 ? q8_bytes : 0;
-    return k->q8 != NULL && k->group != NULL && k->pair_row != NULL && k->pair_weight != NULL && alloc_buffers(c, r) && alloc_cache(c, r);
+    return k->q8 != NULL && cpu_routing_alloc(&k->routing, c->hp->n_experts, pairs) && alloc_buffers(c, r) && alloc_cache(c, r);
 }
 
 static bool fill_rope(struct cpu *c)
@@ -189,13 +186,12 @@ static void cpu_close(struct backend *b)
         free(k->kv);
         free(k->ik);
         free(k->q8);
-        free(k->group);
-        free(k->pair_row);
-        free(k->pair_weight);
+        cpu_routing_free(&k->routing);
     }
     for (uint32_t w = 0; w < c->n_workers && c->scratch != NULL; w++)
         free(c->scratch[w]);
     cpu_pack_free(c);
+    cpu_local_close(c);
     free(c->scratch);
     free(c->rank);
     free(c->rope_cos);
@@ -314,7 +310,7 @@ static enum rs_result cpu_cache_put(struct backend *b, uint32_t rank, uint32_t l
 
 static uint32_t cpu_pairs(struct backend *b, uint32_t rank)
 {
-    return ((struct cpu *)b)->rank[rank].n_pairs;
+    return ((struct cpu *)b)->rank[rank].routing.n_pairs;
 }
 
 static const float *cpu_op_us(struct backend *b, uint32_t *n_ops)
@@ -379,6 +375,8 @@ enum rs_result backend_cpu_open(const struct hparams *hp, const struct weights *
     enum rs_result rc = exec_open(c, &c->exec, err);
     if (rc == RS_OK)
         rc = cpu_pack(c, err);
+    if (rc == RS_OK)
+        rc = cpu_local_open(c, err);
     if (rc == RS_OK)
         rc = cpu_reserve(&c->base, 256, err);
     if (rc != RS_OK) {

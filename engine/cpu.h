@@ -6,6 +6,8 @@
 #ifndef RANKSCOPE_ENGINE_CPU_H
 #define RANKSCOPE_ENGINE_CPU_H
 
+#include <string.h>
+
 #include "engine/backend.h"
 #include "engine/batch.h"
 #include "engine/impl.h"
@@ -15,14 +17,18 @@
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/vec.h"
 
+/* (row, expert) pairs of a step grouped by local expert: made by the router, read by the expert ops. */
+struct cpu_routing {
+    int32_t *group;       /* [n_experts + 1] first pair of each local expert */
+    int32_t *pair_row;    /* [rows * n_used] */
+    float *pair_weight;
+    uint32_t n_pairs;
+};
+
 struct cpu_rank {
     float *buf[BUF_COUNT];
     uint8_t *q8;          /* quantised activations of the op that is running (batches too large for private copies) */
-    /* (row, expert) pairs of this step grouped by local expert: made by the router, read by the expert ops */
-    int32_t *group;       /* [n_experts + 1] first pair of each local expert */
-    int32_t *pair_row;    /* [max_rows * n_used] */
-    float *pair_weight;
-    uint32_t n_pairs;
+    struct cpu_routing routing;
     uint8_t **kv;         /* [layers] pool of latent rows; owned */
     uint8_t **ik;         /* [layers] pool of indexer keys; NULL where the layer has none */
 };
@@ -31,6 +37,12 @@ struct cpu_rank {
 struct cpu_packed {
     const uint8_t *data; /* NULL: there is none */
     size_t mat_bytes;
+};
+
+/* What a worker keeps for itself while steps are shared out in the local way (cpu_join.c). */
+struct cpu_local {
+    float *buf[BUF_COUNT]; /* NULL: not private */
+    struct cpu_routing routing;
 };
 
 struct cpu {
@@ -47,6 +59,7 @@ struct cpu {
     size_t kv_row_bytes, ik_row_bytes;
     uint32_t n_ranks, n_workers;
     struct cpu_rank *rank;      /* [n_ranks] */
+    struct cpu_local *local;    /* [n_workers], or NULL where workers are no multiple of ranks */
     uint8_t **scratch;          /* [n_workers] */
     size_t scratch_bytes;
     uint32_t keys_reserved;     /* scratch suffices for sequences of this many keys */
@@ -65,6 +78,7 @@ struct cpu_call {
     const struct program *prog;
     uint32_t rank, phase, n_phases, worker;
     uint32_t lo, hi, of;
+    bool local; /* private buffers are in use */
 };
 
 /* The backend's part of an op_impl. phases says how many barrier-separated phases a launch has for a bucket; 0: nothing to do. */
@@ -89,12 +103,43 @@ static inline bool cpu_alone(const struct cpu_call *k)
 
 static inline float *cpu_at(const struct cpu_call *k, const struct op_ref *r, size_t row)
 {
-    return k->c->rank[k->rank].buf[r->buf] + row * k->prog->width[r->buf][k->rank] + r->col;
+    float *own = k->local ? k->c->local[k->worker].buf[r->buf] : NULL;
+    return (own != NULL ? own : k->c->rank[k->rank].buf[r->buf]) + row * k->prog->width[r->buf][k->rank] + r->col;
+}
+
+/* The rows of an op that all workers do for themselves when its output is private; else this call's share. */
+static inline void cpu_cut_rows(const struct cpu_call *k, size_t n, size_t *from, size_t *to)
+{
+    cpu_cut(k, n, 1, from, to);
+    if (k->local && k->c->local[k->worker].buf[k->op->out[0].buf] != NULL) {
+        *from = 0;
+        *to = n;
+    }
+}
+
+/* Write the private rows [0, n) of an output also where the next reader outside of the graph looks: one worker of the rank does. */
+static inline void cpu_publish(const struct cpu_call *k, const struct op_ref *r, size_t n)
+{
+    if (!k->local || k->c->local[k->worker].buf[r->buf] == NULL || !cpu_alone(k))
+        return;
+    size_t width = k->prog->width[r->buf][k->rank];
+    memcpy(k->c->rank[k->rank].buf[r->buf], k->c->local[k->worker].buf[r->buf], n * width * sizeof(float));
 }
 
 static inline uint32_t cpu_width(const struct cpu_call *k, const struct op_ref *r)
 {
     return r->width != 0 ? r->width : k->prog->width[r->buf][k->rank];
+}
+
+/* Rows of a weight are cut in steps of this: panels of the kernels. Ops that go by the cut of the one before use the same. */
+enum { CPU_ROW_UNIT = 16 };
+
+/* Is the router shared out over the workers in phases of its own? */
+bool cpu_router_is_large(const struct cpu *c, uint32_t bucket);
+
+static inline struct cpu_routing *cpu_routing(const struct cpu_call *k)
+{
+    return k->local && !cpu_router_is_large(k->c, k->b->bucket) ? &k->c->local[k->worker].routing : &k->c->rank[k->rank].routing;
 }
 
 /* Rows that an op works on in this batch: all, or those that want logits. */
@@ -136,6 +181,26 @@ void cpu_probe_run(const struct cpu *c, const struct backend_step *s, const stru
 
 /* Zeroed, aligned to 64, on huge pages where the kernel has them; free() it. */
 void *cpu_big_alloc(size_t bytes);
+
+/* How a step's work is shared out; see cpu_join.c. */
+enum cpu_sharing { CPU_SHARE_CUT, CPU_SHARE_WHOLE, CPU_SHARE_LOCAL };
+enum cpu_sharing cpu_sharing(const struct cpu *c, uint32_t bucket);
+
+/* What the ops since the last barrier did; starts zeroed. */
+struct cpu_join {
+    uint64_t written; /* by buffer: workers wrote parts of it */
+    bool reduced;     /* the op before was a collective */
+    bool alone;       /* the op before left tables that one worker made */
+};
+
+/* Does this phase need a barrier before it? To be called for every node in order; a barrier made for another reason zeroes *j. */
+bool cpu_join_before(struct cpu_join *j, enum cpu_sharing how, const struct op *op, uint32_t phase, uint32_t n_phases);
+
+enum rs_result cpu_local_open(struct cpu *c, struct rs_error *err);
+void cpu_local_close(struct cpu *c);
+
+bool cpu_routing_alloc(struct cpu_routing *r, uint32_t n_experts, size_t pairs);
+void cpu_routing_free(struct cpu_routing *r);
 
 /* Make packed copies of the weights if that pays. */
 enum rs_result cpu_pack(struct cpu *c, struct rs_error *err);

@@ -14,9 +14,28 @@ static void run_rmsnorm(const struct cpu_call *k)
     const struct op_view *w = plan_view(k->prog, k->rank, k->op->w[0]);
     uint32_t n = cpu_width(k, &k->op->in[0]);
     size_t from, to;
-    cpu_cut(k, cpu_rows(k), 1, &from, &to);
+    cpu_cut_rows(k, cpu_rows(k), &from, &to);
     for (size_t i = from; i < to; i++)
         k->c->vec->rmsnorm(cpu_at(k, &k->op->in[0], i), (const float *)(const void *)w->data, k->c->hp->eps, cpu_at(k, &k->op->out[0], i), n);
+    cpu_publish(k, &k->op->out[0], cpu_rows(k));
+}
+
+/* Only the values that this worker made: those of its rows of the projection. Its cut is even, so it leaves no pair apart. */
+static void rope_own(const struct cpu_call *k, uint32_t heads, uint32_t half)
+{
+    const struct hparams *hp = k->c->hp;
+    size_t from, to;
+    cpu_cut(k, (size_t)heads * hp->k_mla, CPU_ROW_UNIT, &from, &to);
+    for (size_t row = 0; row < k->b->n_rows; row++)
+        for (size_t h = from / hp->k_mla; h * hp->k_mla < to; h++) {
+            size_t a = h * hp->k_mla + hp->nope, z = (h + 1) * hp->k_mla;
+            a = a > from ? a : from;
+            z = z < to ? z : to;
+            if (a >= z)
+                continue;
+            size_t pair = (a - h * hp->k_mla - hp->nope) / 2, angle = (size_t)k->b->pos[row] * half + pair;
+            k->c->vec->rope(cpu_at(k, &k->op->in[0], row) + a, k->c->rope_cos + angle, k->c->rope_sin + angle, (z - a) / 2, true);
+        }
 }
 
 static void run_rope_q(const struct cpu_call *k)
@@ -25,6 +44,10 @@ static void run_rope_q(const struct cpu_call *k)
     const struct shard_layer *s = shard_of(k->c->shard, (uint32_t)k->op->layer, k->rank);
     uint32_t heads = s->heads.to - s->heads.from, half = hp->rope / 2;
     size_t from, to;
+    if (k->local) {
+        rope_own(k, heads, half);
+        return;
+    }
     cpu_cut(k, (size_t)k->b->n_rows * heads, 1, &from, &to);
     for (size_t i = from; i < to; i++) {
         size_t row = i / heads, h = i % heads;
@@ -36,6 +59,12 @@ static void run_rope_q(const struct cpu_call *k)
 static void run_add(const struct cpu_call *k)
 {
     size_t from, to, n = cpu_width(k, &k->op->in[0]);
+    if (k->local) { /* the columns that this worker made */
+        cpu_cut(k, n, CPU_ROW_UNIT, &from, &to);
+        for (size_t i = 0; i < k->b->n_rows && from < to; i++)
+            k->c->vec->add(cpu_at(k, &k->op->in[0], i) + from, cpu_at(k, &k->op->out[0], i) + from, to - from);
+        return;
+    }
     cpu_cut(k, k->b->n_rows * n, 64, &from, &to); /* both buffers are whole rows, so the batch is one long vector */
     if (from < to)
         k->c->vec->add(cpu_at(k, &k->op->in[0], 0) + from, cpu_at(k, &k->op->out[0], 0) + from, to - from);
@@ -47,6 +76,15 @@ static void silu_rows(const struct cpu_call *k, size_t rows, uint32_t half)
     if (half == 0)
         return;
     enum { PIECE = 256 };
+    if (k->local) {
+        size_t a, z;
+        cpu_cut(k, half, CPU_ROW_UNIT, &a, &z);
+        for (size_t row = 0; row < rows && a < z; row++) {
+            const float *g = cpu_at(k, &k->op->in[0], row) + a;
+            k->c->vec->silu_mul(g, g + half, cpu_at(k, &k->op->out[0], row) + a, z - a);
+        }
+        return;
+    }
     size_t per_row = (half + PIECE - 1) / PIECE, from, to;
     cpu_cut(k, rows * per_row, 1, &from, &to);
     for (size_t i = from; i < to; i++) {
@@ -66,15 +104,16 @@ static void run_silu_mul(const struct cpu_call *k)
 static void run_moe_silu_mul(const struct cpu_call *k)
 {
     const struct shard_layer *s = shard_of(k->c->shard, (uint32_t)k->op->layer, k->rank);
-    silu_rows(k, k->c->rank[k->rank].n_pairs, s->ff_exp.to - s->ff_exp.from);
+    silu_rows(k, cpu_routing(k)->n_pairs, s->ff_exp.to - s->ff_exp.from);
 }
 
 static void run_pick_rows(const struct cpu_call *k)
 {
     size_t from, to, n = cpu_width(k, &k->op->in[0]);
-    cpu_cut(k, k->b->n_logits, 1, &from, &to);
+    cpu_cut_rows(k, k->b->n_logits, &from, &to);
     for (size_t i = from; i < to; i++)
         memcpy(cpu_at(k, &k->op->out[0], i), cpu_at(k, &k->op->in[0], (size_t)k->b->logit_row[i]), n * sizeof(float));
+    cpu_publish(k, &k->op->out[0], k->b->n_logits);
 }
 
 /* The step before was the main stack (weight 0 is its last norm) or, for drafts after the first, this block (weight 1). */
@@ -99,6 +138,12 @@ static void run_hidden_raw(const struct cpu_call *k) { hidden(k, false); }
 static void run_gather(const struct cpu_call *k)
 {
     size_t from, to, n = k->prog->width[BUF_LOGITS][k->rank];
+    if (k->local) { /* the columns that this worker made */
+        cpu_cut(k, n, CPU_ROW_UNIT, &from, &to);
+        for (size_t i = 0; i < k->b->n_logits && from < to; i++)
+            memcpy(cpu_at(k, &k->op->out[0], i) + k->c->shard->vocab[k->rank].from + from, cpu_at(k, &k->op->in[0], i) + from, (to - from) * sizeof(float));
+        return;
+    }
     cpu_cut(k, k->b->n_logits, 1, &from, &to);
     for (size_t i = from; i < to; i++)
         memcpy(cpu_at(k, &k->op->out[0], i) + k->c->shard->vocab[k->rank].from, cpu_at(k, &k->op->in[0], i), n * sizeof(float));

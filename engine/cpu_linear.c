@@ -6,8 +6,6 @@
 #include "kernels/quant.h"
 #include "kernels/type.h"
 
-enum { ROW_UNIT = 16 };
-
 bool cpu_int8(const struct choice *ch, const struct op_view *v)
 {
     return ch->matmul == MATMUL_INT8 && krn_type_info(v->type)->quantised && v->k % 32 == 0;
@@ -92,7 +90,7 @@ static void run_linear(const struct cpu_call *k)
                     cpu_at(k, &k->op->out[0], i)[j] = 0;
         return;
     }
-    cpu_cut(k, v->rows, ROW_UNIT, &from, &to);
+    cpu_cut(k, v->rows, CPU_ROW_UNIT, &from, &to);
     multiply(k, 0, from, to, 0, q8, stride, n);
 }
 
@@ -111,12 +109,13 @@ static void run_slots(const struct cpu_call *k, bool file_order, bool apart)
         base[p] = total;
         total += rows[p];
     }
-    cpu_cut(k, total, ROW_UNIT, &from, &to);
+    const bool by_halves = k->local && k->op->kind == OP_GATE_UP; /* the activation then finds both with the worker that needs them */
+    cpu_cut(k, total, CPU_ROW_UNIT, &from, &to);
     for (uint32_t p = 0; p < k->op->n_w; p++) {
         size_t a = base[p], z = a + rows[p];
-        if (apart) { /* every projection on its own, each shared out over the workers */
+        if (apart || by_halves) { /* every projection on its own, each shared out over the workers */
             size_t f, t;
-            cpu_cut(k, rows[p], ROW_UNIT, &f, &t);
+            cpu_cut(k, rows[p], CPU_ROW_UNIT, &f, &t);
             multiply(k, slot[p], f, t, base[p], q8, stride, n);
         } else if (from < z && to > a) {
             multiply(k, slot[p], from > a ? from - a : 0, (to < z ? to : z) - a, base[p], q8, stride, n);

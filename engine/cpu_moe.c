@@ -5,10 +5,7 @@
 #include "engine/cpu.h"
 #include "kernels/quant.h"
 
-enum { ROW_UNIT = 16 };
-
-/* Large routers are shared out over the workers in a phase of their own. */
-static bool router_is_large(const struct cpu *c, uint32_t bucket)
+bool cpu_router_is_large(const struct cpu *c, uint32_t bucket)
 {
     return (uint64_t)c->hp->n_experts * c->hp->n_embd * bucket > 32768;
 }
@@ -16,7 +13,7 @@ static bool router_is_large(const struct cpu *c, uint32_t bucket)
 static uint32_t router_phases(const struct cpu *c, const struct op *op, const struct choice *ch, uint32_t bucket)
 {
     (void)op, (void)ch;
-    return router_is_large(c, bucket) ? 3 : 1;
+    return cpu_router_is_large(c, bucket) ? 3 : 1;
 }
 
 static void router_logits(const struct cpu_call *k, size_t r0, size_t r1)
@@ -50,7 +47,7 @@ static void router_choose(const struct cpu_call *k, size_t from, size_t to)
 static void group_pairs(const struct cpu_call *k)
 {
     const struct hparams *hp = k->c->hp;
-    struct cpu_rank *r = &k->c->rank[k->rank];
+    struct cpu_routing *r = cpu_routing(k);
     const struct shard_range ex = shard_of(k->c->shard, (uint32_t)k->op->layer, k->rank)->experts;
     uint32_t n = ex.to - ex.from;
     int32_t at[HP_MAX_EXPERTS + 1];
@@ -83,13 +80,17 @@ static void run_router(const struct cpu_call *k)
 {
     size_t from, to;
     if (k->n_phases == 1) {
-        if (!cpu_alone(k))
+        if (!k->local && !cpu_alone(k))
             return;
         router_logits(k, 0, k->c->hp->n_experts);
         router_choose(k, 0, k->b->n_rows);
         group_pairs(k);
+        cpu_publish(k, &k->op->out[0], k->b->n_rows);
+        cpu_publish(k, &k->op->out[1], k->b->n_rows);
+        if (k->local && cpu_alone(k))
+            k->c->rank[k->rank].routing.n_pairs = cpu_routing(k)->n_pairs; /* observers ask for it */
     } else if (k->phase == 0) {
-        cpu_cut(k, k->c->hp->n_experts, ROW_UNIT, &from, &to);
+        cpu_cut(k, k->c->hp->n_experts, CPU_ROW_UNIT, &from, &to);
         router_logits(k, from, to);
     } else if (k->phase == 1) {
         cpu_cut(k, k->b->n_rows, 1, &from, &to);
@@ -122,7 +123,7 @@ static const uint8_t *prepare(const struct cpu_call *k, bool int8, size_t width,
 
 static void run_moe_gate_up(const struct cpu_call *k)
 {
-    const struct cpu_rank *r = &k->c->rank[k->rank];
+    const struct cpu_routing *r = cpu_routing(k);
     const struct op_view *gate = plan_view(k->prog, k->rank, k->op->w[0]), *up = plan_view(k->prog, k->rank, k->op->w[1]);
     bool int8 = gate->rows != 0 && (cpu_int8(k->choice, gate) || cpu_int8(k->choice, up));
     size_t stride, from, to, half = gate->rows;
@@ -130,13 +131,17 @@ static void run_moe_gate_up(const struct cpu_call *k)
     if (q8 == NULL || half == 0)
         return;
     const bool swapped = k->choice->file_order && k->op->file_slot[0] == 1;
-    cpu_cut(k, 2 * half, ROW_UNIT, &from, &to);
+    cpu_cut(k, k->local ? half : 2 * half, CPU_ROW_UNIT, &from, &to); /* local: the same rows of gate and up, for the activation */
     for (uint32_t e = 0; e < gate->n_mats; e++) {
         int32_t p0 = r->group[e], n = r->group[e + 1] - p0;
         for (uint32_t s = 0; s < 2 && n > 0; s++) {
             uint32_t slot = swapped ? 1 - s : s;
             const struct op_view *v = slot == 0 ? gate : up;
             size_t a = s * half, r0 = from > a ? from - a : 0, r1 = to > a ? (to - a < half ? to - a : half) : 0;
+            if (k->local) {
+                r0 = from;
+                r1 = to;
+            }
             bool i8 = cpu_int8(k->choice, v);
             if (r0 >= r1)
                 continue;
@@ -154,14 +159,14 @@ static void run_moe_gate_up(const struct cpu_call *k)
 
 static void run_moe_down(const struct cpu_call *k)
 {
-    const struct cpu_rank *r = &k->c->rank[k->rank];
+    const struct cpu_routing *r = cpu_routing(k);
     const struct op_view *v = plan_view(k->prog, k->rank, k->op->w[0]);
     bool int8 = v->rows != 0 && cpu_int8(k->choice, v);
     size_t stride, from, to, out = k->prog->width[BUF_A][k->rank], in = k->prog->width[BUF_MACT][k->rank];
     const uint8_t *q8 = prepare(k, int8, v->k, r->n_pairs, &stride);
     if (q8 == NULL)
         return;
-    cpu_cut(k, out, ROW_UNIT, &from, &to);
+    cpu_cut(k, out, CPU_ROW_UNIT, &from, &to);
     for (uint32_t i = 0; i < k->b->n_rows && from < to; i++)
         memset(cpu_at(k, &k->op->out[0], i) + from, 0, (to - from) * sizeof(float));
     for (uint32_t e = 0; v->rows != 0 && e < v->n_mats && from < to; e++) {

@@ -22,7 +22,7 @@ static struct span span_of(const struct cpu *c, const struct backend_step *s, co
     if (r->buf == BUF_Y || r->buf == BUF_LOGITS || r->buf == BUF_FULL)
         v.rows = s->batch->n_logits;
     else if (r->buf == BUF_MGU || r->buf == BUF_MACT)
-        v.rows = c->rank[rank].n_pairs;
+        v.rows = c->rank[rank].routing.n_pairs;
     return v;
 }
 

@@ -16,6 +16,8 @@ struct node {
     const struct choice *choice;
     const struct cpu_launch *launch;
     uint32_t phase, n_phases;
+    bool join;                            /* a barrier comes before it */
+    bool local;                           /* workers use their private buffers */
     const struct probe_copy *copy;
     const struct probe_obs *obs;
 };
@@ -161,7 +163,7 @@ static void run_share(struct exec *x, const struct node *n, unsigned worker)
     uint32_t w = c->n_workers, first = worker * c->n_ranks, last = first + c->n_ranks; /* in units of 1/w rank */
     uint64_t *ticks = x->ticks + ((size_t)worker * x->cap_ops + n->op->index) * c->n_ranks;
     struct cpu_call k = {.c = x->c, .op = n->op, .choice = n->choice, .b = x->step->batch, .prog = x->step->prog, .phase = n->phase,
-                         .n_phases = n->n_phases, .worker = worker, .of = w};
+                         .n_phases = n->n_phases, .worker = worker, .of = w, .local = n->local};
     for (uint32_t r = first / w; r * w < last; r++) {
         k.rank = r;
         k.lo = first > r * w ? first - r * w : 0;
@@ -176,7 +178,7 @@ static void worker_run(void *arg, unsigned worker)
 {
     struct exec *x = arg;
     for (uint32_t i = 0; i < x->n_run; i++) {
-        if (i > 0)
+        if (i > 0 && x->run[i].join)
             pool_barrier(x->c->pool);
         run_share(x, &x->run[i], worker);
     }
@@ -197,7 +199,7 @@ static uint32_t bind_op(const struct cpu *c, const struct backend_step *s, const
     const struct cpu_launch *l = ch->impl->launch;
     uint32_t n = l->phases(c, op, ch, s->batch->bucket);
     for (uint32_t p = 0; p < n; p++)
-        out[p] = (struct node){.op = op, .choice = ch, .launch = l, .phase = p, .n_phases = n};
+        out[p] = (struct node){.op = op, .choice = ch, .launch = l, .phase = p, .n_phases = n, .join = true};
     return n;
 }
 
@@ -258,6 +260,21 @@ static struct exec_graph *find_graph(struct exec *x, const struct backend_step *
     return NULL;
 }
 
+/* Observers stand between two barriers, so that what they look at is complete and still. */
+static void place_barriers(const struct cpu *c, struct exec_graph *g)
+{
+    enum cpu_sharing how = cpu_sharing(c, g->bucket);
+    struct cpu_join j = {0};
+    for (uint32_t i = 0; i < g->n_nodes; i++) {
+        struct node *n = &g->nodes[i];
+        const bool observer = n->op == NULL, after = i > 0 && g->nodes[i - 1].op == NULL;
+        if (after)
+            j = (struct cpu_join){0};
+        n->join = observer || cpu_join_before(&j, how, n->op, n->phase, n->n_phases) || after;
+        n->local = how == CPU_SHARE_LOCAL && n->n_phases == 1;
+    }
+}
+
 /* Walk the list once, recording. An op that cannot be recorded acts on the spot instead, on whatever its inputs hold now, and is missing from
  * the graph: that is what graph.guard protects from, and what graph.guard=off lets an operator see. */
 static enum rs_result capture(struct exec *x, const struct backend_step *s, struct exec_graph **out, struct rs_error *err)
@@ -295,6 +312,7 @@ static enum rs_result capture(struct exec *x, const struct backend_step *s, stru
         for (uint32_t c = 0; c < copies; c++)
             g->nodes[g->n_nodes++] = (struct node){.copy = &s->probes->copies[at + c]};
     }
+    place_barriers(x->c, g);
     x->n_graphs++;
     *out = g;
     return RS_OK;

@@ -22,6 +22,7 @@ libengine_a_SOURCES = \
 	engine/cpu_basic.c \
 	engine/cpu_comm.c \
 	engine/cpu_index.c \
+	engine/cpu_join.c \
 	engine/cpu_linear.c \
 	engine/cpu_moe.c \
 	engine/cpu_pack.c \
