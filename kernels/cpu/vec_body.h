@@ -44,12 +44,23 @@ static inline vf v_max(vf a, vf b)
 /* Sum of the lanes by halving: a fixed order. */
 static inline float v_sum(vf a)
 {
+#if VL == 16
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)a), _mm512_extractf32x8_ps((__m512)a, 1));
+#elif VL == 8
+    __m256 half = (__m256)a;
+#endif
+#if VL >= 8
+    __m128 v = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+    return _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)));
+#else
     float t[VL];
     v_store(t, a);
     for (int w = VL / 2; w > 0; w /= 2)
         for (int i = 0; i < w; i++)
             t[i] += t[i + w];
     return t[0];
+#endif
 }
 
 static inline float v_hmax(vf a)
@@ -273,72 +284,152 @@ static float softmax_sum(float *s, uint32_t n, float m)
     return v_sum(acc) + tail;
 }
 
-/* Up to four heads at once over every key: scores, softmax, latent mixture. l and r are multiples of 16 in every known model; the scalar tails
- * serve the rest. */
-static void absorbed_heads(const struct krn_attn_absorbed *a, uint32_t h0, uint32_t nh, uint32_t n)
+/* Rows of a cache one after the other: all of them, or those of a selection. */
+struct walk {
+    const struct krn_pages *p;
+    const int32_t *sel;
+    const uint8_t *row;
+    uint32_t next, left; /* position or index of the next row; rows of the block at hand that follow */
+};
+
+static inline struct walk walk_start(const struct krn_pages *p, const int32_t *sel)
 {
-    uint32_t d = a->l + a->r;
+    return (struct walk){.p = p, .sel = sel};
+}
+
+static inline const uint8_t *walk_row(struct walk *w)
+{
+    if (w->sel != NULL)
+        return page_row(w->p, (uint32_t)w->sel[w->next++]);
+    if (w->left == 0) {
+        w->row = page_row(w->p, w->next);
+        w->left = w->p->block;
+        w->next += w->p->block;
+    } else {
+        w->row += w->p->row_bytes;
+    }
+    w->left--;
+    return w->row;
+}
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+#define UNROLL4 _Pragma("GCC unroll 4")
+
+enum { SCORE_KEYS = VL == 16 ? 4 : 2 }; /* keys that share a load of the query; times four heads: what the registers hold */
+
+/* Dot products of `keys` cached rows with nh queries, scaled; keys, nh and type are constants. */
+ALWAYS_INLINE void score_keys(const struct krn_attn_absorbed *a, const float *const q[4], const uint8_t *const row[SCORE_KEYS], float *const s[4],
+                              uint32_t j, const uint32_t keys, const uint32_t nh, const enum krn_cache_type type)
+{
+    uint32_t d = a->l + a->r, i = 0;
+    vf acc[4][SCORE_KEYS] = {{{0}}};
+    for (; i + VL <= d; i += VL) {
+        vf k[SCORE_KEYS];
+        UNROLL4 for (uint32_t x = 0; x < keys; x++)
+            k[x] = v_load_cache(type, row[x], i);
+        UNROLL4 for (uint32_t h = 0; h < nh; h++) {
+            vf v = v_load(q[h] + i);
+            UNROLL4 for (uint32_t x = 0; x < keys; x++)
+                acc[h][x] = v_fma(k[x], v, acc[h][x]);
+        }
+    }
+    UNROLL4 for (uint32_t h = 0; h < nh; h++)
+        UNROLL4 for (uint32_t x = 0; x < keys; x++) {
+            float tail = 0;
+            for (uint32_t t = i; t < d; t++)
+                tail += load_one(type, row[x], t) * q[h][t];
+            s[h][j + x] = (v_sum(acc[h][x]) + tail) * a->scale;
+        }
+}
+
+/* Columns i.. of the latent mixture of nh heads. */
+ALWAYS_INLINE void mix_latents(const struct krn_attn_absorbed *a, float *const s[4], const float *inv, uint32_t h0, uint32_t i, uint32_t n,
+                               const uint32_t nh, const enum krn_cache_type type)
+{
+    struct walk w = walk_start(&a->kv, a->sel);
+    vf acc[4][4] = {{{0}}};
+    for (uint32_t j = 0; j < n; j++) {
+        const uint8_t *row = walk_row(&w);
+        vf c[4];
+        UNROLL4 for (uint32_t x = 0; x < 4; x++)
+            c[x] = v_load_cache(type, row, i + x * VL);
+        UNROLL4 for (uint32_t h = 0; h < nh; h++) {
+            vf p = v_set(s[h][j]);
+            UNROLL4 for (uint32_t x = 0; x < 4; x++)
+                acc[h][x] = v_fma(p, c[x], acc[h][x]);
+        }
+    }
+    UNROLL4 for (uint32_t h = 0; h < nh; h++)
+        UNROLL4 for (uint32_t x = 0; x < 4; x++)
+            v_store(a->out + (size_t)(h0 + h) * a->l + i + x * VL, acc[h][x] * v_set(inv[h]));
+}
+
+/* Heads h0 .. h0 + nh - 1 over every key: scores, softmax, latent mixture. l and r are multiples of 16 in every known model; the scalar tails
+ * serve the rest. */
+ALWAYS_INLINE void absorbed_heads(const struct krn_attn_absorbed *a, uint32_t h0, uint32_t n, const uint32_t nh, const enum krn_cache_type type)
+{
+    uint32_t d = a->l + a->r, j = 0, i = 0;
     size_t pitch = ((size_t)n + 15) & ~(size_t)15;
     const float *q[4];
-    float *s[4], top[4], inv[4];
-    for (uint32_t h = 0; h < 4; h++) {
-        q[h] = a->q + (size_t)(h0 + (h < nh ? h : 0)) * d;
+    float *s[4], inv[4];
+    const uint8_t *row[SCORE_KEYS];
+    struct walk w = walk_start(&a->kv, a->sel);
+    for (uint32_t h = 0; h < nh; h++) {
+        q[h] = a->q + (size_t)(h0 + h) * d;
         s[h] = a->scores + h * pitch;
-        top[h] = -INFINITY;
     }
-    for (uint32_t j = 0; j < n; j++) {
-        const uint8_t *row = page_row(&a->kv, a->sel != NULL ? (uint32_t)a->sel[j] : j);
-        vf acc[4] = {{0}};
-        float tail[4] = {0};
-        uint32_t i = 0;
-        for (; i + VL <= d; i += VL) {
-            vf k = v_load_cache(a->kv.type, row, i);
-            for (uint32_t h = 0; h < 4; h++)
-                acc[h] = v_fma(k, v_load(q[h] + i), acc[h]);
-        }
-        for (; i < d; i++)
-            for (uint32_t h = 0; h < nh; h++)
-                tail[h] += load_one(a->kv.type, row, i) * q[h][i];
-        for (uint32_t h = 0; h < nh; h++) {
-            float v = (v_sum(acc[h]) + tail[h]) * a->scale;
-            s[h][j] = v;
-            top[h] = v > top[h] ? v : top[h];
-        }
+    for (; j + SCORE_KEYS <= n; j += SCORE_KEYS) {
+        for (uint32_t x = 0; x < SCORE_KEYS; x++)
+            row[x] = walk_row(&w);
+        score_keys(a, q, row, s, j, SCORE_KEYS, nh, type);
     }
-    for (uint32_t h = 0; h < nh; h++)
-        inv[h] = 1.0f / softmax_sum(s[h], n, top[h]);
-    uint32_t i = 0;
-    for (; i + 4 * VL <= a->l; i += 4 * VL) {
-        vf acc[4][4] = {{{0}}};
-        for (uint32_t j = 0; j < n; j++) {
-            const uint8_t *row = page_row(&a->kv, a->sel != NULL ? (uint32_t)a->sel[j] : j);
-            vf c[4];
-            for (uint32_t x = 0; x < 4; x++)
-                c[x] = v_load_cache(a->kv.type, row, i + x * VL);
-            for (uint32_t h = 0; h < 4; h++) {
-                vf p = v_set(h < nh ? s[h][j] : 0);
-                for (uint32_t x = 0; x < 4; x++)
-                    acc[h][x] = v_fma(p, c[x], acc[h][x]);
-            }
-        }
-        for (uint32_t h = 0; h < nh; h++)
-            for (uint32_t x = 0; x < 4; x++)
-                v_store(a->out + (size_t)(h0 + h) * a->l + i + x * VL, acc[h][x] * v_set(inv[h]));
+    for (; j < n; j++) {
+        row[0] = walk_row(&w);
+        score_keys(a, q, row, s, j, 1, nh, type);
     }
+    for (uint32_t h = 0; h < nh; h++) {
+        float top = -INFINITY;
+        for (j = 0; j < n; j++)
+            top = s[h][j] > top ? s[h][j] : top;
+        inv[h] = 1.0f / softmax_sum(s[h], n, top);
+    }
+    for (; i + 4 * VL <= a->l; i += 4 * VL)
+        mix_latents(a, s, inv, h0, i, n, nh, type);
     for (; i < a->l; i++)
         for (uint32_t h = 0; h < nh; h++) {
             float o = 0;
-            for (uint32_t j = 0; j < n; j++)
-                o += s[h][j] * load_one(a->kv.type, page_row(&a->kv, a->sel != NULL ? (uint32_t)a->sel[j] : j), i);
+            for (j = 0; j < n; j++)
+                o += s[h][j] * load_one(type, page_row(&a->kv, a->sel != NULL ? (uint32_t)a->sel[j] : j), i);
             a->out[(size_t)(h0 + h) * a->l + i] = o * inv[h];
         }
 }
 
+#define ABSORBED(type)                                                                                                                     \
+    static void absorbed_##type(const struct krn_attn_absorbed *a, uint32_t h0, uint32_t nh, uint32_t n)                                   \
+    {                                                                                                                                      \
+        switch (nh) {                                                                                                                      \
+        case 1: absorbed_heads(a, h0, n, 1, KRN_CACHE_##type); break;                                                                      \
+        case 2: absorbed_heads(a, h0, n, 2, KRN_CACHE_##type); break;                                                                      \
+        case 3: absorbed_heads(a, h0, n, 3, KRN_CACHE_##type); break;                                                                      \
+        default: absorbed_heads(a, h0, n, 4, KRN_CACHE_##type); break;                                                                     \
+        }                                                                                                                                  \
+    }
+ABSORBED(F32)
+ABSORBED(F16)
+ABSORBED(BF16)
+
 static void attn_absorbed(const struct krn_attn_absorbed *a)
 {
     uint32_t n = a->sel != NULL ? a->n_sel : a->n_keys;
-    for (uint32_t h = 0; h < a->n_heads; h += 4)
-        absorbed_heads(a, h, a->n_heads - h < 4 ? a->n_heads - h : 4, n);
+    for (uint32_t h = 0; h < a->n_heads; h += 4) {
+        uint32_t nh = a->n_heads - h < 4 ? a->n_heads - h : 4;
+        switch (a->kv.type) {
+        case KRN_CACHE_F32: absorbed_F32(a, h, nh, n); break;
+        case KRN_CACHE_F16: absorbed_F16(a, h, nh, n); break;
+        case KRN_CACHE_BF16: absorbed_BF16(a, h, nh, n); break;
+        }
+    }
 }
 
 /* out[KRN_KEY_TILE][n] = c[KRN_KEY_TILE][l] * b[l][n]; every element sums over l in order, so tiles do not matter. */
