@@ -47,39 +47,22 @@ static int32_t largest(const float *x, uint32_t n)
     return at < 0 ? 0 : at;
 }
 
-static void describe(const float *x, uint32_t n, struct sample_info *info)
+/* Returns the likeliest token: the first with the largest finite logit, 0 if none is finite. */
+static int32_t describe(const struct krn_cpu_vec *vec, const float *x, uint32_t n, struct sample_info *info)
 {
-    float m = -INFINITY, second = -INFINITY, low = INFINITY;
-    info->nonfinite = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        if (!isfinite(x[i])) {
-            info->nonfinite++;
-            continue;
-        }
-        if (x[i] > m) {
-            second = m;
-            m = x[i];
-        } else if (x[i] > second) {
-            second = x[i];
-        }
-        low = x[i] < low ? x[i] : low;
-    }
-    info->constant = m == low;
-    info->top_gap = m - second;
-    double z = 0, w = 0, w2 = 0;
-    for (uint32_t i = 0; i < n; i++)
-        if (isfinite(x[i])) {
-            float d = x[i] - m;
-            if (d < -30) /* less than 1e-13 of the largest: no digit of the entropy */
-                continue;
-            float e = expf(d);
-            z += (double)e;
-            w += (double)(e * d);
-            w2 += (double)(e * d * d);
-        }
-    info->entropy = z > 0 ? (float)(log(z) - w / z) : 0;
-    info->varentropy = z > 0 ? (float)fmax(w2 / z - w / z * (w / z), 0) : 0;
-    info->logprob = z > 0 ? (float)(-m - log(z)) : 0; /* the caller adds the token's logit */
+    struct krn_logits l;
+    vec->describe(x, n, &l);
+    info->nonfinite = (int)l.nonfinite;
+    info->constant = l.top == l.low;
+    info->top_gap = l.top - l.second;
+    double z = (double)l.tops + (double)l.z, w = (double)l.w / z, w2 = (double)l.w2 / z;
+    info->entropy = l.tops > 0 ? (float)(log(z) - w) : 0;
+    info->varentropy = l.tops > 0 ? (float)fmax(w2 - w * w, 0) : 0;
+    info->logprob = l.tops > 0 ? (float)((double)-l.top - log(z)) : 0; /* the caller adds the token's logit */
+    int32_t at = 0;
+    while (l.tops > 0 && x[at] != l.top)
+        at++;
+    return at;
 }
 
 /* Penalties on tokens seen in the last penalty_last_n. A token's first occurrence in the window carries its whole count, found by a look ahead: the
@@ -246,7 +229,7 @@ int32_t sample_token(const struct sample_params *p, struct sample_rng *r, const 
 {
     const float *x = logits;
     int32_t id;
-    describe(logits, vocab, info);
+    int32_t likeliest = describe(scratch->vec != NULL ? scratch->vec : krn_cpu_vec(KRN_ISA_PORTABLE), logits, vocab, info);
     bool penalties = p->repeat_penalty != 1 || p->frequency_penalty != 0 || p->presence_penalty != 0;
     if (p->n_bias != 0 || penalties) {
         memcpy(scratch->logits, logits, vocab * sizeof *logits);
@@ -257,7 +240,7 @@ int32_t sample_token(const struct sample_params *p, struct sample_rng *r, const 
         x = scratch->logits;
     }
     if (p->temp <= 0) {
-        id = largest(x, vocab);
+        id = x == logits && info->nonfinite == 0 ? likeliest : largest(x, vocab);
     } else {
         struct sample_item *v = scratch->items;
         uint32_t m = candidates(x, vocab, p->temp, p->top_k, v);

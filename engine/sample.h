@@ -7,6 +7,8 @@
 
 #include <stdint.h>
 
+#include "kernels/cpu/vec.h"
+
 #define SAMPLE_MAX_BIAS 64
 
 struct sample_params {
@@ -28,6 +30,7 @@ struct sample_item { float logit, p; int32_t id; };
 struct sample_scratch {
     float *logits;              /* [vocab] */
     struct sample_item *items;  /* [vocab] */
+    const struct krn_cpu_vec *vec; /* NULL: plain C */
 };
 
 /* Numbers about the distribution that the token was taken from, for the health verdict. */

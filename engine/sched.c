@@ -156,7 +156,7 @@ enum rs_result sched_arrays(struct engine *e, struct rs_error *err)
     struct seq **row_seq = calloc(b.cap_logits, sizeof(struct seq *)), **run = calloc(cap_run, sizeof(struct seq *));
     struct seq **in_batch = calloc(b.cap, sizeof(struct seq *));
     struct sample_scratch scratch = {.logits = calloc(e->model->hp.vocab, sizeof *scratch.logits),
-                                     .items = calloc(e->model->hp.vocab, sizeof *scratch.items)};
+                                     .items = calloc(e->model->hp.vocab, sizeof *scratch.items), .vec = krn_cpu_vec(e->isa)};
     struct spec spec = {0};
     if (!spec_arrays(&spec, c) || b.token == NULL || b.pos == NULL || b.seg == NULL || b.segs == NULL || b.logit_row == NULL || row_seq == NULL || run == NULL ||
         in_batch == NULL || scratch.logits == NULL || scratch.items == NULL) {

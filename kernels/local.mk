@@ -11,6 +11,7 @@ libkernels_a_SOURCES = \
 	kernels/cpu/matmul_simd_unpack.h \
 	kernels/cpu/vec.c \
 	kernels/cpu/vec.h \
+	kernels/cpu/vec_attn.h \
 	kernels/cpu/vec_body.h \
 	kernels/cpu/vec_portable.c \
 	kernels/quant.c \

@@ -11,7 +11,7 @@ enum { VOCAB = 2048, DRAWS = 20000 };
 static float s_logits[VOCAB];
 static struct sample_item s_items[VOCAB];
 static float s_copy[VOCAB];
-static struct sample_scratch s_scratch = {s_copy, s_items};
+static struct sample_scratch s_scratch = {.logits = s_copy, .items = s_items};
 
 static void fill(unsigned seed, float spread)
 {

@@ -80,6 +80,14 @@ struct krn_route {
     float *weights;/* out, n_used */
 };
 
+/* A row of logits in numbers, over its finite values. The sums are of e = exp(x - top) over those that are not the largest themselves. */
+struct krn_logits {
+    float top, second, low; /* second: another with the value of top, if there is one; -INFINITY without two finite values */
+    uint32_t tops;          /* values equal to top */
+    uint32_t nonfinite;
+    float z, w, w2;         /* sums of e, e (x - top), e (x - top)^2 */
+};
+
 struct krn_cpu_vec {
     enum krn_isa isa;
     /* y_i = x_i / sqrt(mean(x^2) + eps) * w_i. x and y may be the same. */
@@ -101,6 +109,7 @@ struct krn_cpu_vec {
     /* scores[t] = sum_j w_j * relu(q_j . k_t) * scale for t < n_keys; q: n_heads x dim */
     void (*index_scores)(const struct krn_pages *k, const float *q, const float *w, uint32_t n_heads, uint32_t dim, uint32_t n_keys, float scale, float *scores);
     void (*route)(const struct krn_route *);
+    void (*describe)(const float *logits, size_t n, struct krn_logits *out);
 };
 
 /* NULL if this build or CPU lacks it. */
