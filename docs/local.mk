@@ -5,6 +5,10 @@ bashcompdir = $(datadir)/bash-completion/completions
 dist_bashcomp_DATA = docs/bash/rankscope
 dist_noinst_DATA += \
 	docs/design.md \
+	docs/img/all.svg \
+	docs/img/desk.svg \
+	docs/img/garbage.svg \
+	docs/img/light.svg \
 	docs/measurements.md \
 	docs/protocol.md \
 	docs/style.md

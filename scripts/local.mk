@@ -5,6 +5,7 @@ dist_noinst_SCRIPTS += \
 	scripts/packages \
 	scripts/quant-grids \
 	scripts/reference.py \
+	scripts/screenshots \
 	scripts/start
 EXTRA_DIST += \
 	scripts/setup.sh \
@@ -21,3 +22,7 @@ EXTRA_DIST += \
 	scripts/tiny/train.py \
 	scripts/tiny/variants.py \
 	scripts/tiny/vocabulary.py
+
+# A saved screen as a picture: scripts/screenshots.
+EXTRA_PROGRAMS += scripts/screen_svg
+scripts_screen_svg_LDADD = $(CONSOLE_LIBS) $(JANSSON_LIBS) $(CONSOLE_SYSTEM_LIBS)

@@ -36,8 +36,8 @@ for keys in "$golden"/*.keys; do
         tap_ok "$scene at $size" diff -u "$golden/$scene.$size.txt" screen
         # The same again, to be sure that nothing in it is chance.
         cp screen first
-        # shellcheck disable=SC2046
         rm -rf "$XDG_STATE_HOME/rankscope"
+        # shellcheck disable=SC2046
         "$prog" --ranks 8 $(of options "$keys") --screen "$size" --fake-time --keys "$keys" >out 2>&1
         cmp -s first screen || {
             tap_fail "$scene at $size is the same twice"

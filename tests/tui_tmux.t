@@ -1,5 +1,6 @@
 #!/bin/sh
 # The panels at a real terminal: tmux plays it. First on the engine that plays a script, then the story's switch on the real one.
+# shellcheck disable=SC2016,SC2094  # expanded by the inner shell
 . "${abs_srcdir:?}/tests/tap.sh"
 
 command -v tmux >/dev/null || tap_skip_all "tmux is not here"
