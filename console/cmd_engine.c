@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "console/cmd_list.h"
@@ -23,6 +24,8 @@ static const struct opt s_options[] = {
     {0},
 };
 
+enum { STOP_MS = 10000 };
+
 /* SIGTERM and Ctrl-C ask the engine to stop as any client does, so that it closes what it has open. SIGHUP is ignored: surviving a lost
  * terminal is what an engine is for. */
 static void *watch_signals(void *arg)
@@ -34,7 +37,10 @@ static void *watch_signals(void *arg)
             continue;
         struct rs_engine *e;
         if (rs_engine_connect(name, &e, NULL) == RS_OK) {
-            rs_request(e, "stop", NULL, 10000, NULL, NULL);
+            char hello[96]; /* whoever is in control: a signal is not asked for leave */
+            snprintf(hello, sizeof hello, "{\"protocol\":%d,\"client\":\"signal\",\"take\":true}", RS_PROTOCOL);
+            if (rs_request(e, "hello", hello, STOP_MS, NULL, NULL) == RS_OK)
+                rs_request(e, "stop", NULL, STOP_MS, NULL, NULL);
             rs_engine_close(e);
         }
     }

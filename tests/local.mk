@@ -13,6 +13,7 @@ c_tests = \
 	tests/invariance_test \
 	tests/kv_test \
 	tests/look_test \
+	tests/kill_test \
 	tests/matmul_test \
 	tests/probe_test \
 	tests/quant_test \
@@ -66,6 +67,7 @@ tests_gguf_mutate_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap
 engine_client = tests/engine_client.c tests/engine_client.h
 tests_golden_test_SOURCES = tests/golden_test.c $(engine_client)
 tests_spec_test_SOURCES = tests/spec_test.c $(engine_client)
+tests_kill_test_SOURCES = tests/kill_test.c $(engine_client)
 tests_guard_test_SOURCES = tests/guard_test.c $(engine_client)
 tests_guard_test_LDFLAGS = $(AM_LDFLAGS) -rdynamic
 tests_timing_test_SOURCES = tests/timing_test.c $(engine_client)
