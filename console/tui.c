@@ -116,8 +116,12 @@ static void take_action(struct tui *t)
         tui_say(t, true, "%s", a->error);
         tui_log(t, "error", "%s: %s", t->action, a->error);
     } else {
-        tui_say(t, false, "%s: generation %lld, %s, %.1f ms", t->action, (long long)js_int(a->reply, "generation", 0),
-                js_str(a->reply, "cost", "done"), js_num(a->reply, "took_ms", 0));
+        const char *cost = js_str(a->reply, "cost", NULL);
+        if (cost != NULL)
+            tui_say(t, false, "%s: generation %lld, %s, %.1f ms", t->action, (long long)js_int(a->reply, "generation", 0), cost,
+                    js_num(a->reply, "took_ms", 0));
+        else
+            tui_say(t, false, "%s: done", t->action);
         tui_log(t, "info", "%s: generation %lld, %.1f ms", t->action, (long long)js_int(a->reply, "generation", 0),
                 js_num(a->reply, "took_ms", 0));
     }
@@ -196,6 +200,17 @@ static void frame(struct tui *t, uint64_t now)
     t->slowest_key_us = us > t->slowest_key_us ? us : t->slowest_key_us;
 }
 
+/* What a tap on the op that is open has seen, twice a second while there are taps at all. */
+static void ask_probe(struct tui *t, uint64_t now)
+{
+    struct tui_asked *a = &t->data.asked[TUI_ASK_PROBE];
+    bool taps = t->tapping || js_int(t->con->info, "state.taps", 0) > 0;
+    if (t->overlay != TUI_OVERLAY_OP || !taps || a->id != 0 || now < a->next_us)
+        return;
+    if (tui_data_ask(&t->data, TUI_ASK_PROBE, "probe.read", json_pack("{s:s}", "site", t->op_site), now))
+        a->next_us = now + 500000;
+}
+
 /* Timers: figures, keys that wait, messages, the frame. Returns how long nothing else is due. */
 static uint64_t timers(struct tui *t)
 {
@@ -204,6 +219,7 @@ static uint64_t timers(struct tui *t)
         next = due;
     } else if (now >= t->next_tick_us) {
         t->dirty |= tui_data_tick(&t->data, now, &t->next_tick_us);
+        ask_probe(t, now);
         /* While steps run, their figures change at the pace of frames; 10 times a second is what an eye reads. */
         if (t->data.have && t->data.snap.running > 0 && t->next_tick_us > now + 100000)
             t->next_tick_us = now + 100000;

@@ -74,6 +74,7 @@ struct tui {
     enum tui_overlay overlay;
     int overlay_top, overlay_rows; /* rows: of what could be scrolled */
     char op_site[160];             /* TUI_OVERLAY_OP */
+    bool tapping;                  /* its tap was asked for here */
     char **matches;
     size_t n_matches;
     enum tui_asking asking;
@@ -84,7 +85,7 @@ struct tui {
     char *progress;
     json_int_t attach; /* a conversation of the engine to go on with, when the panels open; 0: none */
     bool answering;    /* what was written to the chat last is an answer */
-    char action[128];  /* what the change that was sent is called */
+    char action[192];  /* what the change that was sent is called */
     struct text_filter prints_filter;
 
     struct tui_decoder keys;

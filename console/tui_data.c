@@ -14,8 +14,10 @@ static const struct {
     const char *method;
     unsigned every_ms; /* 0: only on request */
 } s_asks[TUI_ASKS] = {
-    [TUI_ASK_STATS] = {"stats", 500},         [TUI_ASK_ALLREDUCE] = {"allreduce", 500}, [TUI_ASK_LEDGER] = {"ledger", 1000},
-    [TUI_ASK_PATCHES] = {"patch.list", 2000}, [TUI_ASK_PROGRAM] = {"program", 0},       [TUI_ASK_ACTION] = {NULL, 0},
+    [TUI_ASK_STATS] = {"stats", 500},    [TUI_ASK_ALLREDUCE] = {"allreduce", 500},
+    [TUI_ASK_LEDGER] = {"ledger", 1000}, [TUI_ASK_PATCHES] = {"patch.list", 2000},
+    [TUI_ASK_PROGRAM] = {"program", 0},  [TUI_ASK_PROBE] = {"probe.read", 0},
+    [TUI_ASK_ACTION] = {NULL, 0},
 };
 
 void tui_data_init(struct tui_data *d, struct con *con)

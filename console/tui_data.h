@@ -18,7 +18,16 @@ struct tui_series {
     int n;
 };
 
-enum tui_ask { TUI_ASK_STATS, TUI_ASK_ALLREDUCE, TUI_ASK_LEDGER, TUI_ASK_PATCHES, TUI_ASK_PROGRAM, TUI_ASK_ACTION, TUI_ASKS };
+enum tui_ask {
+    TUI_ASK_STATS,
+    TUI_ASK_ALLREDUCE,
+    TUI_ASK_LEDGER,
+    TUI_ASK_PATCHES,
+    TUI_ASK_PROGRAM,
+    TUI_ASK_PROBE,
+    TUI_ASK_ACTION,
+    TUI_ASKS
+};
 
 /* A request that is repeated while somebody looks at its reply. One is under way at a time. */
 struct tui_asked {

@@ -416,7 +416,7 @@ static void help_section(struct tui *t, struct grid_rect r, int *row, unsigned p
 /* The place that keys go to first, then the rest. */
 static void draw_help(struct tui *t)
 {
-    static const unsigned places[] = {TUI_IN_CHAT, TUI_IN_TEXT, TUI_IN_OPS, TUI_IN_PATCHES, TUI_IN_PROMPT, TUI_IN_PANEL, TUI_ANYWHERE};
+    static const unsigned places[] = {TUI_IN_CHAT, TUI_IN_TEXT, TUI_IN_OPS, TUI_IN_PATCHES, TUI_IN_PROMPT, TUI_IN_PANEL, TUI_ANYWHERE, TUI_IN_OVERLAY};
     const size_t n = sizeof places / sizeof places[0];
     enum tui_overlay overlay = t->overlay;
     t->overlay = TUI_OVERLAY_NONE;

@@ -213,7 +213,25 @@ static void open_op(struct tui *t)
     snprintf(t->op_site, sizeof t->op_site, "%s", js_str(op, "site", ""));
     t->overlay = TUI_OVERLAY_OP;
     t->overlay_top = 0;
+    t->tapping = false;
+    json_decref(t->data.asked[TUI_ASK_PROBE].reply);
+    t->data.asked[TUI_ASK_PROBE].reply = NULL;
+    t->data.asked[TUI_ASK_PROBE].next_us = 0;
     tui_data_ask(&t->data, TUI_ASK_PROGRAM, "program", json_pack("{s:s}", "site", t->op_site), tui_now_us(t));
+}
+
+/* Observe the op that is open, or stop observing it. */
+static void tap(struct tui *t)
+{
+    if (t->overlay != TUI_OVERLAY_OP)
+        return;
+    bool tapped = json_array_size(js_at(tui_data_last(&t->data, TUI_ASK_PROBE), "sites")) > 0;
+    snprintf(t->action, sizeof t->action, "%s %s", tapped ? "untap" : "tap", t->op_site);
+    send_action(t, tapped ? "probe.untap" : "probe.tap",
+                tapped ? json_pack("{s:s}", "site", t->op_site)
+                       : json_pack("{s:s, s:s, s:i}", "site", t->op_site, "what", "values", "n", 8));
+    t->data.asked[TUI_ASK_PROBE].next_us = 0;
+    t->tapping = true;
 }
 
 static void next_preset(struct tui *t)
@@ -297,6 +315,7 @@ static void act(struct tui *t, const struct tui_binding *b)
         break;
     case TUI_DO_COPY: copy(t); break;
     case TUI_DO_OPEN_OP: open_op(t); break;
+    case TUI_DO_TAP: tap(t); break;
     case TUI_DO_SORT: t->order = (t->order + 1) % TUI_OPS_ORDERS; break;
     case TUI_DO_OTHER_IMPL: t->candidate += b->arg; break;
     case TUI_DO_SWAP: swap(t); break;

@@ -11,6 +11,7 @@ const struct tui_binding tui_keymap[] = {
     {TUI_IN_OVERLAY, "Enter", TUI_DO_CLOSE, 0, NULL, NULL},
     {TUI_IN_OVERLAY, "F1", TUI_DO_CLOSE, 0, NULL, NULL},
     {TUI_IN_OVERLAY, "?", TUI_DO_CLOSE, 0, NULL, NULL},
+    {TUI_IN_OVERLAY, "t", TUI_DO_TAP, 0, "on an op: observe its output in every step, or stop that", NULL},
     {TUI_IN_OVERLAY, "Down", TUI_DO_MOVE, 1, "down and up", "scroll"},
     {TUI_IN_OVERLAY, "j", TUI_DO_MOVE, 1, NULL, NULL},
     {TUI_IN_OVERLAY, "Up", TUI_DO_MOVE, -1, NULL, NULL},

@@ -50,6 +50,7 @@ enum tui_action {
     TUI_DO_FOLD,
     TUI_DO_COPY,
     TUI_DO_OPEN_OP,
+    TUI_DO_TAP,
     TUI_DO_SORT,
     TUI_DO_FILTER,
     TUI_DO_OTHER_IMPL, /* arg: -1, 1 */

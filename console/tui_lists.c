@@ -216,13 +216,71 @@ static void sheet_ranks(struct sheet *s, const json_t *op)
     }
 }
 
+static const json_t *find_site_in(const json_t *list, const char *site)
+{
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (strcmp(js_str(json_array_get(list, i), "site", ""), site) == 0)
+            return json_array_get(list, i);
+    return NULL;
+}
+
+static const char *sheet_number(char buf[32], double x)
+{
+    snprintf(buf, 32, isfinite(x) ? "%.4g" : "N/A", x);
+    return buf;
+}
+
+static void sheet_record(struct sheet *s, const char *who, const json_t *o)
+{
+    char text[6][32];
+    sheet_line(s, ROLE_TEXT, "  %-6s %11s %11s %11s %7s %7s %7s", who, sheet_number(text[0], js_num(o, "absmax", NAN)),
+               sheet_number(text[1], js_num(o, "mean", NAN)), sheet_number(text[2], js_num(o, "rms", NAN)),
+               sheet_number(text[3], js_num(o, "zeros", NAN)), sheet_number(text[4], js_num(o, "nan", NAN)),
+               sheet_number(text[5], js_num(o, "inf", NAN)));
+}
+
+/* What a tap has seen in the last step: statistics of each rank, the first values of the last row. */
+static void sheet_tap(struct sheet *s)
+{
+    const struct tui *t = s->t;
+    const json_t *site = find_site_in(js_at(tui_data_last(&t->data, TUI_ASK_PROBE), "sites"), t->op_site);
+    const json_t *records = json_object_get(site, "records"), *last = json_array_get(records, 0), *ranks = json_object_get(last, "ranks");
+    if (site == NULL) {
+        sheet_line(s, ROLE_DIM, "t observes its output: statistics and values of every step");
+        return;
+    }
+    if (json_array_size(ranks) == 0) {
+        sheet_line(s, ROLE_HEAD, "tapped; no step has run since");
+        return;
+    }
+    const json_t *agree = json_object_get(last, "ranks_agree");
+    bool apart = json_is_false(agree);
+    sheet_line(s, apart ? ROLE_BAD : ROLE_HEAD, "output in step %lld, %lld rows%s", (long long)js_int(last, "step", 0),
+               (long long)js_int(last, "rows", 0),
+               apart                 ? ": RANKS DISAGREE"
+               : json_is_true(agree) ? ", all ranks hold the same"
+                                     : "");
+    sheet_line(s, ROLE_HEAD, "  %-6s %11s %11s %11s %7s %7s %7s", "rank", "absmax", "mean", "rms", "zeros", "nan", "inf");
+    for (size_t i = 0; i < json_array_size(ranks); i++) {
+        const json_t *r = json_array_get(ranks, i);
+        char who[16];
+        snprintf(who, sizeof who, "%lld", (long long)js_int(r, "rank", (json_int_t)i));
+        sheet_record(s, who, r);
+    }
+    if (json_is_object(json_object_get(last, "whole")))
+        sheet_record(s, "whole", json_object_get(last, "whole"));
+    const json_t *values = json_object_get(json_array_get(ranks, 0), "values");
+    struct buf b = {0};
+    for (size_t i = 0; i < json_array_size(values); i++)
+        buf_printf(&b, " %.4g", json_number_value(json_array_get(values, i)));
+    if (b.len > 0)
+        sheet_line(s, ROLE_TEXT, "  rank %lld begins%s", (long long)js_int(json_array_get(ranks, 0), "rank", 0), b.text);
+    buf_fini(&b);
+}
+
 static const json_t *find_site(const json_t *reply, const char *site)
 {
-    const json_t *ops = js_at(reply, "ops");
-    for (size_t i = 0; i < json_array_size(ops); i++)
-        if (strcmp(js_str(json_array_get(ops, i), "site", ""), site) == 0)
-            return json_array_get(ops, i);
-    return NULL;
+    return find_site_in(js_at(reply, "ops"), site);
 }
 
 void tui_draw_op(struct tui *t, struct grid_rect r)
@@ -249,6 +307,7 @@ void tui_draw_op(struct tui *t, struct grid_rect r)
     for (size_t i = 0; i < json_array_size(weights); i++)
         sheet_line(&s, ROLE_TEXT, "  %s", json_string_value(json_array_get(weights, i)));
     sheet_ranks(&s, run);
+    sheet_tap(&s);
     t->overlay_rows = s.row > r.h ? s.row - r.h : 0;
 }
 
