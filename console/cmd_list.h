@@ -10,6 +10,7 @@ extern const struct cmd_entry cmd_bench_entry;
 extern const struct cmd_entry cmd_calibrate_entry;
 extern const struct cmd_entry cmd_chat_entry;
 extern const struct cmd_entry cmd_completion_entry;
+extern const struct cmd_entry cmd_devices_entry;
 extern const struct cmd_entry cmd_engine_entry;
 extern const struct cmd_entry cmd_logits_entry;
 extern const struct cmd_entry cmd_man_entry;

@@ -15,6 +15,7 @@ libconsole_a_SOURCES = \
 	console/cmd_calibrate.c \
 	console/cmd_chat.c \
 	console/cmd_completion.c \
+	console/cmd_devices.c \
 	console/cmd_engine.c \
 	console/cmd_input.c \
 	console/cmd_list.h \

@@ -24,6 +24,8 @@ const struct opt oneshot_table[] = {
      .min = 1,
      .max = RS_MAX_RANKS,
      .help = "deal the model to N ranks; without it 8 for the model that comes with the program, else 1"},
+    {.name = "backend", .type = OPT_CHOICE, .choices = "cpu|cuda", .help = "where ranks compute; without it cpu, where they are simulated"},
+    {.name = "gpus", .type = OPT_INT, .arg = "N", .min = 1, .max = RS_MAX_RANKS, .help = "cuda: use N devices; without it one for each rank, as far as there are"},
     {.name = "mode", .type = OPT_CHOICE, .choices = "eager|graph", .help = "how steps run; without it graph"},
     {.name = "patch",
      .type = OPT_LIST,
@@ -79,6 +81,10 @@ enum rs_result oneshot_open_args(const struct opt_values *v, const char *path, j
     json_object_set_new(o, "path", js_text(path, strlen(path)));
     json_object_set_new(o, "ranks", json_integer(opt_int(v, "ranks", con_default_ranks(path))));
     json_object_set_new(o, "mode", json_string(opt_string(v, "mode", "graph")));
+    if (opt_set(v, "backend"))
+        json_object_set_new(o, "backend", json_string(opt_string(v, "backend", "cpu")));
+    if (opt_set(v, "gpus"))
+        json_object_set_new(o, "gpus", json_integer(opt_int(v, "gpus", 0)));
     if (opt_set(v, "ctx"))
         json_object_set_new(o, "ctx", json_integer(opt_int(v, "ctx", 0)));
     free(shipped);

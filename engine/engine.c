@@ -129,6 +129,11 @@ void engine_run(struct engine *e)
     server_flush(e->server);
 }
 
+bool engine_simulated(const struct engine *e)
+{
+    return e->rt == NULL || e->rt->cfg.backend == BACKEND_CPU;
+}
+
 struct runtime_config engine_default_config(const struct model *m)
 {
     uint32_t ctx = m->hp.context < 8192 ? m->hp.context : 8192;
@@ -175,6 +180,8 @@ enum rs_result engine_load(struct engine *e, const char *path, const struct runt
     if (rc != RS_OK)
         return rc;
     cfg = engine_default_config(m);
+    cfg.backend = want->backend;
+    cfg.gpus = want->gpus;
     cfg.ranks = want->ranks != 0 ? want->ranks : cfg.ranks;
     cfg.ctx = want->ctx != 0 ? want->ctx : cfg.ctx;
     cfg.max_seqs = want->max_seqs != 0 ? want->max_seqs : cfg.max_seqs;

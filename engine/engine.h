@@ -99,6 +99,8 @@ enum rs_result engine_repatch(struct engine *e, const struct patch_table *next, 
 
 /* moe.split and cache are patches, but they shape the layout: what a table says about it, into cfg. */
 void engine_layout(const struct patch_table *t, struct runtime_config *cfg);
+/* Do the ranks share CPUs, so that their clocks are virtual? */
+bool engine_simulated(const struct engine *e);
 struct runtime_config engine_default_config(const struct model *m);
 
 /* sched.c */

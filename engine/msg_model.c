@@ -5,6 +5,9 @@
 #include <unistd.h>
 
 #include "config.h"
+#ifdef HAVE_CUDA
+#include "engine/cuda_backend.h"
+#endif
 #include "engine/engine.h"
 #include "engine/error.h"
 #include "engine/msg.h"
@@ -70,10 +73,10 @@ static json_t *model_json(const struct model *m)
 static void fill_info(const struct engine *e, json_t *o)
 {
     json_object_set_new(o, "model", e->model != NULL ? model_json(e->model) : json_null());
-    json_object_set_new(o, "backend", json_string("cpu"));
+    json_object_set_new(o, "backend", json_string(e->rt != NULL && e->rt->cfg.backend == BACKEND_CUDA ? "cuda" : "cpu"));
     json_object_set_new(o, "workers", json_integer(e->workers));
     json_object_set_new(o, "isa", json_string(krn_cpu_matmul(e->isa)->name));
-    json_object_set_new(o, "simulated", json_true());
+    json_object_set_new(o, "simulated", json_boolean(engine_simulated(e)));
     json_object_set_new(o, "state", engine_state_json(e));
 }
 
@@ -97,6 +100,18 @@ static bool parse_mode(struct args *a, bool *graph)
     }
     *graph = s[0] == 'g';
     return true;
+}
+
+static void parse_backend(struct args *a, enum backend_kind *out)
+{
+    const char *s;
+    if (!args_str(a, "backend", &s))
+        return;
+    if (strcmp(s, "cpu") != 0 && strcmp(s, "cuda") != 0) {
+        a->rc = error_set(a->err, RS_EUSAGE, "backend must be cpu or cuda, not '%.20s'", s);
+        return;
+    }
+    *out = s[1] == 'u' ? BACKEND_CUDA : BACKEND_CPU;
 }
 
 static bool parse_numerics(struct args *a, bool *fast)
@@ -156,6 +171,8 @@ static enum rs_result msg_open(struct engine *e, struct msg *m, struct args *a, 
     json_t *patches = NULL;
     args_need(a, args_str(a, "path", &path), "path");
     args_u32(a, "ranks", 1, RS_MAX_RANKS, &cfg.ranks);
+    parse_backend(a, &cfg.backend);
+    args_u32(a, "gpus", 1, RS_MAX_RANKS, &cfg.gpus);
     args_u32(a, "ctx", 16, 1u << 24, &cfg.ctx);
     args_u32(a, "max_seqs", 1, 4096, &cfg.max_seqs);
     args_u32(a, "batch_tokens", 1, 1u << 16, &cfg.batch_tokens);
@@ -254,7 +271,25 @@ static enum rs_result msg_ping(struct engine *e, struct msg *m, struct args *a, 
     return rc;
 }
 
+static enum rs_result msg_devices(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
+{
+    (void)err;
+    enum rs_result rc = args_end(a);
+    const char *why = "this build has no CUDA: configure it --with-cuda";
+    int n = 0;
+    bool built = false;
+#ifdef HAVE_CUDA
+    built = true;
+    n = backend_cuda_devices(&why);
+#endif
+    json_object_set_new(m->reply, "cpu", json_pack("{s:i,s:s}", "workers", (int)e->workers, "isa", krn_cpu_matmul(e->isa)->name));
+    json_object_set_new(m->reply, "cuda", json_pack("{s:b,s:i}", "built", built, "devices", n));
+    json_object_set_new(json_object_get(m->reply, "cuda"), "why", n == 0 && why != NULL ? json_string(why) : json_null());
+    return rc;
+}
+
 const struct msg_method MSG_MODEL[] = {
+    {"devices", false, msg_devices},
     {"hello", false, msg_hello}, {"open", true, msg_open}, {"close", true, msg_close}, {"info", false, msg_info},
     {"set", true, msg_set},      {"stop", true, msg_stop}, {"ping", false, msg_ping},  {NULL, false, NULL},
 };

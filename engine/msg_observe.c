@@ -42,6 +42,7 @@ static enum rs_result msg_allreduce(struct engine *e, struct msg *m, struct args
     json_t *o = timing_allreduce_json(e->timing, mode != NULL ? mode[0] == 'g' : timing_mode(e->timing));
     json_object_update(m->reply, o);
     json_decref(o);
+    json_object_set_new(m->reply, "simulated", json_boolean(engine_simulated(e)));
     return RS_OK;
 }
 

@@ -17,7 +17,7 @@ static json_t *slot_json(const struct engine *e, uint32_t id)
         if (p->kinds >> k & 1)
             json_array_append_new(kinds, json_string(op_kind_name((enum op_kind)k)));
     size_t n;
-    const struct op_impl *table = backend_cpu_impls(&n);
+    const struct op_impl *table = runtime_impls(e->rt != NULL ? e->rt->cfg.backend : BACKEND_CPU, &n);
     for (int i = 0; i < PATCH_MAX_IMPLS && p->impls[i].name != NULL; i++) {
         bool capturable = true;
         for (size_t j = 0; j < n; j++)
@@ -66,7 +66,7 @@ static enum rs_result apply(struct engine *e, struct msg *m, const struct patch_
     enum rs_result rc = RS_OK;
     if (e->rt != NULL) {
         size_t n;
-        const struct op_impl *impls = backend_cpu_impls(&n);
+        const struct op_impl *impls = runtime_impls(e->rt->cfg.backend, &n);
         struct choice *trial = calloc(e->rt->prog.n_ops, sizeof *trial);
         rc = trial == NULL ? error_set(err, RS_ENOMEM, "out of memory for op choices") : patch_resolve(next, &e->rt->prog, impls, n, trial, err);
         if (rc == RS_OK)

@@ -25,7 +25,7 @@ static const struct patch_slot PATCH_SLOTS[SLOT_COUNT] = {
                    {"direct", "computes on the spot, outside the recorder: right in eager mode, stale in a graph"},
                    {"off", "preset: mla=expanded and qkv_a=split, the switch that the story's engine called MLA disable"}}},
     [SLOT_ALLREDUCE] = {"allreduce", PATCH_RECAPTURE, K(ALLREDUCE), true, "how partial sums of the ranks are added",
-                        {{"flat", "rank 0 + rank 1 + ..., in order"}, {"tree", "pairs, then pairs of pairs: another rounding"}}},
+                        {{"flat", "rank 0 + rank 1 + ..., in order"}, {"tree", "pairs, then pairs of pairs: another rounding"}, {"nccl", "NCCL, as it sees fit (GPUs)"}}},
     [SLOT_AR_DTYPE] = {"allreduce.dtype", PATCH_RECAPTURE, K(ALLREDUCE), true, "payload of the all-reduce",
                        {{"f32", "exact"}, {"bf16", "half the bytes, each summand rounded to 8 bits of mantissa"}}},
     [SLOT_MOE_SPLIT] = {"moe.split", PATCH_RESHARD, 0, false, "how routed experts are divided over ranks",

@@ -99,7 +99,7 @@ static char *done_object(struct engine *e, struct seq *s)
     json_object_set_new(o, "preempted", json_integer(s->preempted));
     verdict_json(e, s, o);
     json_object_set_new(o, "allreduce", json_pack("{s:i,s:f,s:f,s:f,s:b}", "per_step", (int)e->rt->prog.n_allreduces, "mean_us", (double)ar.mean_us,
-                                                  "p99_us", (double)ar.p99_us, "share", s->step_us > 0 ? s->ar_us / s->step_us : 0.0, "simulated", 1));
+                                                  "p99_us", (double)ar.p99_us, "share", s->step_us > 0 ? s->ar_us / s->step_us : 0.0, "simulated", engine_simulated(e)));
     json_object_set_new(o, "error", s->stop == SEQ_STOP_ERROR ? json_string(s->error) : json_null());
     char *text = json_dumps(o, JSON_COMPACT);
     json_decref(o);
@@ -303,7 +303,7 @@ static uint32_t take(struct engine *e, uint32_t first, uint32_t n_logits, uint64
 static void write_snapshot(struct engine *e, double wall_us)
 {
     struct rs_snapshot s = {.version = RS_PROTOCOL, .n_ranks = e->rt->cfg.ranks, .step = e->steps, .time_us = server_now_us(), .mode = e->graph,
-                            .simulated = 1, .rows = e->batch.n_rows, .ops_per_step = e->rt->prog.n_ops,
+                            .simulated = engine_simulated(e), .rows = e->batch.n_rows, .ops_per_step = e->rt->prog.n_ops,
                             .allreduces_per_step = e->rt->prog.n_allreduces, .tok_per_s = (float)e->rate, .tokens_total = e->tokens,
                             .generation = e->patches.now.generation, .cache_blocks_used = e->rt->kv.n_held, .cache_blocks_total = e->rt->kv.n_blocks - 1};
     s.running = e->n_run;
