@@ -31,6 +31,7 @@ bool sig_init(void)
     sigset_t set;
     our_set(&set);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file at its size limit is an error of write(), not the end of the program */
     if (sigprocmask(SIG_BLOCK, &set, NULL) != 0)
         return false;
     s_fd = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);

@@ -49,6 +49,8 @@ static enum rs_result carry_out(struct engine *e, struct msg *m, const char *tex
     size_t n = len - (size_t)(nul + 1 - text);
     json_error_t je;
     json_t *args = n == 0 ? json_object() : json_loadb(nul + 1, n, 0, &je);
+    if (args == NULL && (n == 0 || json_error_code(&je) == json_error_out_of_memory))
+        return error_set(err, RS_ENOMEM, "%s: out of memory for the arguments", method->name);
     if (!json_is_object(args)) {
         json_decref(args);
         return error_set(err, RS_EUSAGE, "%s: arguments are not a JSON object", method->name);

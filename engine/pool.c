@@ -2,11 +2,13 @@
  * spins first, because steps follow each other within microseconds, and then sleeps on a futex, because cores may be fewer than threads. */
 #include "engine/pool.h"
 
+#include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -105,7 +107,7 @@ static int start_thread(struct pool *p, unsigned worker)
 {
     struct start *s = malloc(sizeof *s);
     if (s == NULL)
-        return -1;
+        return ENOMEM;
     *s = (struct start){p, worker};
     sigset_t all, old;
     sigfillset(&all);
@@ -131,9 +133,11 @@ enum rs_result pool_open(unsigned n, struct pool **out, struct rs_error *err)
         return error_set(err, RS_ENOMEM, "out of memory for the worker pool");
     }
     for (unsigned w = 1; w < n; w++) {
-        if (start_thread(p, w) != 0) {
+        int failed = start_thread(p, w);
+        if (failed != 0) {
             pool_close(p);
-            return error_set(err, RS_EIO, "cannot start worker thread %u", w);
+            return failed == ENOMEM ? error_set(err, RS_ENOMEM, "out of memory for worker thread %u", w)
+                                    : error_set(err, RS_EIO, "cannot start worker thread %u: %s", w, strerror(failed));
         }
         p->started++;
     }

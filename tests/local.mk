@@ -2,6 +2,7 @@
 
 # C tests. Each is one source file: add its name here, sorted, and NAME_SOURCES below only if it needs more than NAME.c.
 c_tests = \
+	tests/alloc_test \
 	tests/console_test \
 	tests/diff_test \
 	tests/error_test \
@@ -68,6 +69,8 @@ engine_client = tests/engine_client.c tests/engine_client.h
 tests_golden_test_SOURCES = tests/golden_test.c $(engine_client)
 tests_spec_test_SOURCES = tests/spec_test.c $(engine_client)
 tests_kill_test_SOURCES = tests/kill_test.c $(engine_client)
+tests_alloc_test_SOURCES = tests/alloc_test.c $(engine_client)
+tests_alloc_test_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=aligned_alloc,--wrap=strdup,--wrap=vasprintf,--wrap=free
 tests_guard_test_SOURCES = tests/guard_test.c $(engine_client)
 tests_guard_test_LDFLAGS = $(AM_LDFLAGS) -rdynamic
 tests_timing_test_SOURCES = tests/timing_test.c $(engine_client)
