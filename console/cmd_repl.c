@@ -9,6 +9,7 @@
 #include "console/desk.h"
 #include "console/js.h"
 #include "console/oneshot.h"
+#include "console/rcmd_lua.h"
 #include "console/sampling.h"
 #include "console/tui.h"
 #include "console/units.h"
@@ -70,6 +71,7 @@ static enum exit_status exec_repl(const struct cmd_entry *self, const struct opt
     s.out.notes_on_data = !terminal;
     if (terminal && !opt_set(v, "screen"))
         banner(&s.con);
+    rcmd_lua_start(&s.con);
     return oneshot_end(&s, desk_run(&s.con, 0, false, v));
 }
 

@@ -2,6 +2,7 @@
 
 #include "console/complete.h"
 
+#include <ctype.h>
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 #include "console/js.h"
 #include "console/paths.h"
 #include "console/rcmd.h"
+#include "console/rcmd_lua.h"
 #include "console/setting.h"
 #include "console/text.h"
 
@@ -37,6 +39,29 @@ static void offer_commands(struct complete *c, const char *typed)
 {
     for (size_t i = 0; rcmd_table[i] != NULL; i++)
         offer(c, typed, xasprintf("/%s", rcmd_table[i]->name));
+}
+
+struct lua_words {
+    struct complete *c;
+    const char *typed;   /* the word that a person sees completed */
+    size_t before;       /* of its bytes, those before the expression */
+};
+
+static void take_lua(void *ctx, const char *word, const char *help)
+{
+    struct lua_words *w = ctx;
+    (void)help;
+    offer(w->c, w->typed, xasprintf("%.*s%s", (int)w->before, w->typed, word));
+}
+
+/* typed may hold more than the expression that is completed: "#rs.pa". */
+static void offer_lua(struct con *con, struct complete *c, const char *typed)
+{
+    size_t n = strlen(typed);
+    while (n > 0 && (isalnum((unsigned char)typed[n - 1]) || strchr("_.:", typed[n - 1]) != NULL))
+        n--;
+    struct lua_words w = {.c = c, .typed = typed, .before = n};
+    rcmd_lua_complete(con, typed, take_lua, &w);
 }
 
 static void offer_settings(struct complete *c, const char *typed)
@@ -124,7 +149,27 @@ static void offer_args(struct con *con, struct complete *c, const struct rcmd_en
         break;
     case RCMD_COMPLETE_SETTING: offer_settings(c, typed); break;
     case RCMD_COMPLETE_COMMAND: offer_commands(c, typed); break;
+    case RCMD_COMPLETE_LUA: offer_lua(con, c, typed); break;
     }
+}
+
+struct added {
+    struct complete *c;
+    const char *typed;
+};
+
+static void take_added(void *ctx, const char *word, const char *help)
+{
+    struct added *a = ctx;
+    (void)help;
+    offer(a->c, a->typed, xasprintf("/%s", word));
+}
+
+static void offer_added(struct con *con, struct complete *c, const char *typed)
+{
+    struct added a = {c, typed};
+    if (con->script != NULL)
+        scr_script_commands(con->script, take_added, &a);
 }
 
 static int by_text(const void *a, const void *b)
@@ -139,6 +184,10 @@ void complete_line(struct con *con, const char *line, size_t point, struct compl
     size_t name = strcspn(head, " \t");
     if (head[0] == '/' && head[name] == '\0') {
         offer_commands(out, head);
+        offer_added(con, out, head);
+    } else if (head[0] == '=') {
+        const char *blank = strrchr(head, ' ');
+        offer_lua(con, out, blank != NULL ? blank + 1 : head);
     } else if (head[0] == '/') {
         const char *args = head + name + strspn(head + name, " \t"), *typed = args;
         for (const char *p = args; *p != '\0'; p++)

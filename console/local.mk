@@ -83,6 +83,8 @@ libconsole_a_SOURCES = \
 	console/rcmd_help.c \
 	console/rcmd_list.h \
 	console/rcmd_lua.c \
+	console/rcmd_lua.h \
+	console/rcmd_notebook.c \
 	console/rcmd_observe.c \
 	console/rcmd_panels.c \
 	console/rcmd_patch.c \

@@ -89,6 +89,14 @@ char *paths_state(const char *name)
     return path;
 }
 
+char *paths_config(const char *name)
+{
+    const char *xdg = getenv("XDG_CONFIG_HOME"), *home = getenv("HOME");
+    if (xdg != NULL && xdg[0] == '/')
+        return xasprintf("%s/rankscope/%s", xdg, name);
+    return home != NULL && home[0] == '/' ? xasprintf("%s/.config/rankscope/%s", home, name) : NULL;
+}
+
 char *paths_expand(const char *path)
 {
     const char *home = getenv("HOME");

@@ -20,6 +20,9 @@ bool paths_is_shipped(const char *model);
  * the folder cannot be made. */
 char *paths_state(const char *name);
 
+/* A file in the user's configuration folder (XDG_CONFIG_HOME/rankscope/NAME), which may not be there. NULL when there is no home. */
+char *paths_config(const char *name);
+
 /* "~/x" with the home folder put in; otherwise a copy. */
 char *paths_expand(const char *path);
 

@@ -10,6 +10,7 @@
 #include "console/chat.h"
 #include "console/fail.h"
 #include "console/rcmd_list.h"
+#include "console/rcmd_lua.h"
 #include "console/text.h"
 #include "console/units.h"
 
@@ -42,6 +43,12 @@ const struct rcmd_entry *const rcmd_table[] = {
     &rcmd_ledger_entry,
     &rcmd_health_entry,
     &rcmd_audit_entry,
+    &rcmd_triage_entry,
+    &rcmd_exp_entry,
+    &rcmd_bisect_entry,
+    &rcmd_claim_entry,
+    &rcmd_retest_entry,
+    &rcmd_notebook_entry,
     &rcmd_snapshot_entry,
     &rcmd_layout_entry,
     &rcmd_theme_entry,
@@ -106,12 +113,18 @@ static enum rs_result run_command(struct con *con, const char *line, struct rs_e
         return fail_set(err, RS_EUSAGE, "there is no such command; /help lists them");
     memcpy(name, line, n);
     name[n] = '\0';
-    const struct rcmd_entry *e = rcmd_find(name, err);
-    if (e == NULL)
+    bool added = rcmd_lua_has(con, name);
+    const struct rcmd_entry *e = added ? NULL : rcmd_find(name, err);
+    if (e == NULL && !added)
         return err->code;
     char *args = xstrdup(line + n + strspn(line + n, " \t"));
     for (size_t len = strlen(args); len > 0 && strchr(" \t", args[len - 1]) != NULL; len--)
         args[len - 1] = '\0';
+    if (added) {
+        enum rs_result rc = rcmd_lua_command(con, name, args, err);
+        free(args);
+        return rc;
+    }
     enum rs_result r = *e->args == '\0' && *args != '\0' ? rcmd_usage(e, err) : e->exec(e, con, args, err);
     free(args);
     return r;
@@ -131,6 +144,8 @@ bool rcmd_line(struct con *con, const char *line)
         r = fail_set(&err, RS_EUSAGE, "not UTF-8 text: byte %zu is 0x%02x", bad, (unsigned char)line[bad]);
     else if (line[0] == '/' && line[1] != '/')
         r = run_command(con, line + 1, &err);
+    else if (line[0] == '=')
+        r = rcmd_lua_eval(con, line + 1, &err);
     else
         r = chat_turn(con, line[0] == '/' ? line + 1 : line, &err);
     if (r == RS_OK)

@@ -14,6 +14,7 @@ enum rcmd_complete {
     RCMD_COMPLETE_PATCH,   /* list, set, revert, reset, then slots and implementations */
     RCMD_COMPLETE_SETTING, /* NAME=VALUE */
     RCMD_COMPLETE_COMMAND,
+    RCMD_COMPLETE_LUA,
 };
 
 struct rcmd_entry {
@@ -33,7 +34,7 @@ extern const struct rcmd_entry *const rcmd_table[];
 /* The command of that name, or the only one that begins so; NULL with *err filled otherwise. */
 const struct rcmd_entry *rcmd_find(const char *name, struct rs_error *err);
 
-/* One line of input: "/command args", "//text" for text that begins with a slash (blanks before a slash do not count), or text for the
+/* One line of input: "/command args", "=LUA", "//text" for text that begins with a slash (blanks before a slash do not count, before "=" they make it a text), or text for the
  * model. Errors are shown. Returns false when it failed; an answer that was stopped on purpose is no failure. */
 bool rcmd_line(struct con *con, const char *line);
 

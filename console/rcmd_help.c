@@ -5,6 +5,15 @@
 
 #include "console/rcmd_list.h"
 #include "console/table.h"
+#include "console/text.h"
+
+static void take_added(void *ctx, const char *name, const char *help)
+{
+    char *text = text_one_line(help);
+    table_cell(ctx, "/%s", name);
+    table_cell(ctx, "%s", text);
+    free(text);
+}
 
 static enum rs_result exec_help(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
 {
@@ -23,9 +32,11 @@ static enum rs_result exec_help(const struct rcmd_entry *self, struct con *con, 
         table_cell(t, "/%s%s%s", e->name, *e->args ? " " : "", e->args);
         table_cell(t, "%s", e->summary);
     }
+    if (con->script != NULL)
+        scr_script_commands(con->script, take_added, t);
     table_print(t, con->out);
     out_str(con->out, OUT_TEXT,
-            "Anything else is said to the model (// begins a text with a slash). Ctrl-C stops an answer, Ctrl-D quits.\n");
+            "Anything else is said to the model (// begins a text with a slash); = begins Lua. Ctrl-C stops an answer, Ctrl-D quits.\n");
     return RS_OK;
 }
 

@@ -6,23 +6,28 @@
 
 extern const struct rcmd_entry rcmd_allreduce_entry;
 extern const struct rcmd_entry rcmd_audit_entry;
+extern const struct rcmd_entry rcmd_bisect_entry;
+extern const struct rcmd_entry rcmd_claim_entry;
 extern const struct rcmd_entry rcmd_detach_entry;
+extern const struct rcmd_entry rcmd_exp_entry;
 extern const struct rcmd_entry rcmd_health_entry;
 extern const struct rcmd_entry rcmd_help_entry;
 extern const struct rcmd_entry rcmd_info_entry;
-extern const struct rcmd_entry rcmd_ledger_entry;
 extern const struct rcmd_entry rcmd_layout_entry;
+extern const struct rcmd_entry rcmd_ledger_entry;
 extern const struct rcmd_entry rcmd_load_entry;
 extern const struct rcmd_entry rcmd_lua_entry;
 extern const struct rcmd_entry rcmd_max_entry;
 extern const struct rcmd_entry rcmd_min_p_entry;
 extern const struct rcmd_entry rcmd_mode_entry;
 extern const struct rcmd_entry rcmd_new_entry;
+extern const struct rcmd_entry rcmd_notebook_entry;
 extern const struct rcmd_entry rcmd_open_entry;
 extern const struct rcmd_entry rcmd_patch_entry;
 extern const struct rcmd_entry rcmd_quit_entry;
 extern const struct rcmd_entry rcmd_ranks_entry;
 extern const struct rcmd_entry rcmd_restart_entry;
+extern const struct rcmd_entry rcmd_retest_entry;
 extern const struct rcmd_entry rcmd_retry_entry;
 extern const struct rcmd_entry rcmd_run_entry;
 extern const struct rcmd_entry rcmd_save_entry;
@@ -37,5 +42,6 @@ extern const struct rcmd_entry rcmd_theme_entry;
 extern const struct rcmd_entry rcmd_think_entry;
 extern const struct rcmd_entry rcmd_top_k_entry;
 extern const struct rcmd_entry rcmd_top_p_entry;
+extern const struct rcmd_entry rcmd_triage_entry;
 
 #endif

@@ -3,10 +3,12 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "console/fail.h"
 #include "console/paths.h"
 #include "console/rcmd_list.h"
+#include "console/rcmd_lua.h"
 #include "lua/scr_script.h"
 
 static void print(void *ctx, const char *text, size_t len)
@@ -26,19 +28,57 @@ static struct rs_engine *engine(void *ctx)
     return ((struct con *)ctx)->engine;
 }
 
+static bool reserved(void *ctx, const char *name)
+{
+    (void)ctx;
+    for (size_t i = 0; rcmd_table[i] != NULL; i++)
+        if (strcmp(rcmd_table[i]->name, name) == 0)
+            return true;
+    return false;
+}
+
+/* How a call into Lua ended: the traceback is shown here, the message by who asked. What a script did to the engine is asked for again, because it
+ * has read the events that would have told. */
+static enum rs_result finish(struct con *con, enum rs_result rc, char *trace)
+{
+    if (trace != NULL && rc != RS_ECANCELLED)
+        out_printf(con->out, OUT_NOTE, "%s\n", trace);
+    free(trace);
+    if (con->engine != NULL && !con->lost && con->info != NULL)
+        con_refresh(con, NULL);
+    return rc;
+}
+
+/* The operator's own beginning: $XDG_CONFIG_HOME/rankscope/init.lua. What is wrong in it is shown and stops nothing. */
+static void run_init(struct con *con)
+{
+    char *path = paths_config("init.lua"), *trace = NULL, *argv[1] = {NULL};
+    struct rs_error err = {0};
+    if (path != NULL && access(path, F_OK) == 0 && scr_script_file(con->script, path, 0, argv, &trace, &err) != RS_OK) {
+        out_error(con->out, "%s", err.msg);
+        if (trace != NULL)
+            out_printf(con->out, OUT_NOTE, "%s\n", trace);
+    }
+    free(trace);
+    free(path);
+}
+
 /* The state lives as long as the console, so that what one line defines the next one can use. */
 static enum rs_result state_of(struct con *con, struct rs_error *err)
 {
     if (con->script != NULL)
         return RS_OK;
     char *lua = paths_data("lua/rs.lua");
+    free(con->script_model);
     con->script_model = paths_shipped_model();
     if (lua == NULL)
         return fail_set(err, RS_ENOTFOUND, "the Lua library is not installed (lua/rs.lua)");
     *strrchr(lua, '/') = '\0';
-    struct scr_host host = {.ctx = con, .print = print, .interrupted = interrupted, .engine = engine, .default_model = con->script_model};
+    struct scr_host host = {.ctx = con, .print = print, .interrupted = interrupted, .engine = engine, .reserved = reserved, .default_model = con->script_model};
     enum rs_result rc = scr_script_open(&host, lua, &con->script, err);
     free(lua);
+    if (rc == RS_OK)
+        run_init(con);
     return rc;
 }
 
@@ -50,17 +90,16 @@ static enum rs_result exec_lua(const struct rcmd_entry *self, struct con *con, c
     enum rs_result rc = state_of(con, err);
     if (rc == RS_OK)
         rc = scr_script_code(con->script, args, "prompt", &trace, err);
-    if (trace != NULL)
-        out_printf(con->out, OUT_NOTE, "%s\n", trace);
-    free(trace);
-    return rc;
+    return finish(con, rc, trace);
 }
 
 const struct rcmd_entry rcmd_lua_entry = {
     .name = "lua",
     .args = "CODE",
-    .summary = "run Lua; = EXPR prints values",
-    .help = "The module rs is there (docs/lua.md), on this console's engine. What is defined stays until the console ends.",
+    .summary = "run Lua; a line that begins with = does the same",
+    .help = "Values of an expression are printed. The module rs is there (docs/lua.md), on this console's engine. What is defined stays until the console ends. "
+            "init.lua in the folder $XDG_CONFIG_HOME/rankscope runs first; scripts may add commands with rs.cmd.add.",
+    .complete = RCMD_COMPLETE_LUA,
     .exec = exec_lua,
 };
 
@@ -73,11 +112,8 @@ static enum rs_result exec_run(const struct rcmd_entry *self, struct con *con, c
     enum rs_result rc = state_of(con, err);
     if (rc == RS_OK)
         rc = scr_script_file(con->script, path, 0, argv, &trace, err);
-    if (trace != NULL)
-        out_printf(con->out, OUT_NOTE, "%s\n", trace);
-    free(trace);
     free(path);
-    return rc;
+    return finish(con, rc, trace);
 }
 
 const struct rcmd_entry rcmd_run_entry = {
@@ -87,3 +123,48 @@ const struct rcmd_entry rcmd_run_entry = {
     .complete = RCMD_COMPLETE_FILE,
     .exec = exec_run,
 };
+
+/* ---- what other files need ----------------------------------------------------------------------------------------------------------- */
+
+void rcmd_lua_start(struct con *con)
+{
+    char *path = paths_config("init.lua");
+    struct rs_error err = {0};
+    if (path != NULL && access(path, F_OK) == 0 && state_of(con, &err) != RS_OK)
+        out_error(con->out, "%s", err.msg);
+    free(path);
+}
+
+enum rs_result rcmd_lua_eval(struct con *con, const char *code, struct rs_error *err)
+{
+    return exec_lua(&rcmd_lua_entry, con, code, err);
+}
+
+enum rs_result rcmd_lua_call(struct con *con, const char *function, const char *args, struct rs_error *err)
+{
+    char *trace = NULL;
+    enum rs_result rc = state_of(con, err);
+    if (rc == RS_OK)
+        rc = scr_script_call(con->script, "commands", function, args, &trace, err);
+    return finish(con, rc, trace);
+}
+
+bool rcmd_lua_has(struct con *con, const char *name)
+{
+    return con->script != NULL && scr_script_has_command(con->script, name);
+}
+
+enum rs_result rcmd_lua_command(struct con *con, const char *name, const char *args, struct rs_error *err)
+{
+    char *line = xasprintf("%s %s", name, args);
+    enum rs_result rc = rcmd_lua_call(con, "added", line, err);
+    free(line);
+    return rc;
+}
+
+void rcmd_lua_complete(struct con *con, const char *text, scr_word_fn each, void *ctx)
+{
+    struct rs_error err;
+    if (state_of(con, &err) == RS_OK)
+        scr_script_complete(con->script, text, each, ctx);
+}

@@ -182,7 +182,7 @@ static bool batch_wait(struct con *con, int fd)
 static bool batch_line(struct con *con, const char *line, enum exit_status *status)
 {
     const char *word = line + strspn(line, " \t");
-    bool chat = word[0] != '/' || word[1] == '/';
+    bool chat = line[0] != '=' && (word[0] != '/' || word[1] == '/');
     if (!rcmd_line(con, line)) {
         *status = con->lost ? EXIT_ENGINE : EXIT_COMMAND;
         return false;

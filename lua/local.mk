@@ -13,15 +13,21 @@ librslua_a_SOURCES = \
 	lua/scr_state.c \
 	lua/scr_state.h \
 	lua/scr_template.c \
-	lua/scr_template.h
+	lua/scr_template.h \
+	lua/scr_words.c
 
 # Installed data, with its folders: lua/templates/x.lua is installed as PKGDATADIR/lua/templates/x.lua.
 nobase_dist_pkgdata_DATA = \
+	lua/check.lua \
+	lua/commands.lua \
 	lua/exp.lua \
+	lua/look.lua \
 	lua/notebook.lua \
 	lua/pretty.lua \
 	lua/rs.lua \
+	lua/triage.lua \
 	scripts/story.lua \
+	scripts/triage.lua \
 	lua/templates/deepseek.lua \
 	lua/templates/deepseek_r1.lua \
 	lua/templates/deepseek_v2.lua \

@@ -4,35 +4,32 @@
 -- wait. Times carry their unit in the name. Options that do not exist are errors.
 local core = require "rs.core"
 local pretty = require "pretty"
+local check_args = require "check"
+local options, want, copy = check_args.options, check_args.want, check_args.copy
 
 local rs = {null = core.null, core = core}
 
 -- ---- small things -----------------------------------------------------------------------------------------------------------------
 
---- Values as text, one after the other; returns nothing.
+--- Print values as text, one after the other.
+---@param ... any
+---> rs.show({1, 2, {x = "y"}}, rs.state().mode)
 function rs.show(...)
   local n = select("#", ...)
   for i = 1, n do print(pretty.text((select(i, ...)))) end
 end
 
-rs.now = core.now
-rs.sleep = core.sleep
+--- Seconds of a monotonic clock.
+---@return number
+---> print(rs.now() > 0)
+function rs.now() return core.now() end
 
---- Raise an error unless every key of opts is in `known` (a list); returns opts or {}.
-local function options(where, opts, known)
-  if opts == nil then return {} end
-  if type(opts) ~= "table" then error(where .. ": a table of options expected, got " .. type(opts), 3) end
-  local ok = {}
-  for _, k in ipairs(known) do ok[k] = true end
-  for k in pairs(opts) do
-    if not ok[k] then error(("%s: no option '%s'; there are: %s"):format(where, tostring(k), table.concat(known, ", ")), 3) end
-  end
-  return opts
-end
-
-local function want(where, name, v, kind)
-  if type(v) ~= kind then error(("%s: %s: %s expected, got %s"):format(where, name, kind, type(v)), 3) end
-  return v
+--- Wait; Ctrl-C ends it.
+---@param seconds number
+---> rs.sleep(0.01)
+function rs.sleep(seconds)
+  want("rs.sleep", "seconds", seconds, "number")
+  core.sleep(seconds)
 end
 
 -- ---- the engine -------------------------------------------------------------------------------------------------------------------
@@ -46,13 +43,22 @@ local function engine()
   return handle
 end
 
---- Any method of the protocol: rs.call("info") -> reply, blob.
+--- Any method of the protocol (docs/protocol.md) -> reply, blob.
+---@param method string
+---@param args? table
+---@param timeout_s? number
+---@return table reply
+---@return string|nil blob
+---> print(rs.call("info").backend)
 function rs.call(method, args, timeout_s)
   want("rs.call", "method", method, "string")
+  if args ~= nil then want("rs.call", "args", args, "table") end
+  if timeout_s ~= nil then want("rs.call", "timeout_s", timeout_s, "number") end
   return engine():call(method, args, timeout_s)
 end
 
---- Use a running engine instead: rs.connect("name"), or rs.connect() for the only one.
+--- Use a running engine instead of one in this process: by its name, or the only one.
+---@param name? string
 function rs.connect(name)
   local h = core.connect(name)
   h:call("hello", {protocol = 1, client = "lua", control = true})
@@ -61,9 +67,12 @@ function rs.connect(name)
   generation = generation + 1
 end
 
-local listeners = {}
+local listeners, finished = {}, {}
 
 --- Call fn(event) for every event of a type ("token", "done", "state", "stopped", "log", ...) that a wait comes across.
+---@param kind string
+---@param fn fun(event: table)
+---> local n = 0; rs.on("token", function() n = n + 1 end); rs.ask("Hello", {max_tokens = 4}); print(n)
 function rs.on(kind, fn)
   want("rs.on", "kind", kind, "string")
   want("rs.on", "fn", fn, "function")
@@ -75,11 +84,22 @@ local function next_event(timeout_s)
   local ev = engine():next(timeout_s)
   for _, fn in ipairs(ev and listeners[ev.type] or {}) do fn(ev) end
   if ev and ev.type == "lost" then error("the engine is gone", 0) end
+  if ev and ev.type == "done" then finished[ev.id] = true end
   return ev
+end
+
+--- The next event of the engine, or nil when none came in time.
+---@param timeout_s? number
+---@return table|nil
+---> print(rs.next_event(0.01))
+function rs.next_event(timeout_s)
+  if timeout_s ~= nil then want("rs.next_event", "timeout_s", timeout_s, "number") end
+  return next_event(timeout_s or 600)
 end
 
 -- ---- models -----------------------------------------------------------------------------------------------------------------------
 
+---@class rs.model
 local Model = {}
 Model.__index = Model
 Model.__name = "rs.model"
@@ -96,12 +116,14 @@ end
 
 rs.model = {}
 
---- Open a model: {path=, ranks=, mode=, ctx=, patches={slot=impl}, numerics=, graph_guard=, max_seqs=, batch_tokens=}. path: the shipped one by default,
---- with 8 ranks.
+--- Open a model. Options: path (the shipped one by default, with 8 ranks), ranks, mode, ctx, patches {slot = impl}, numerics, graph_guard, max_seqs,
+--- batch_tokens.
+---@param opts? table
+---@return rs.model
+---> local m = rs.model.open{ranks = 4}; print(m)
 function rs.model.open(opts)
   local o = options("rs.model.open", opts, {"path", "ranks", "mode", "ctx", "patches", "numerics", "graph_guard", "max_seqs", "batch_tokens"})
-  local args = {}
-  for k, v in pairs(o) do args[k] = v end
+  local args = copy(o)
   if args.path == nil then
     args.path = core.default_model() or error("rs.model.open: the shipped model is not installed; give a path", 2)
     args.ranks = args.ranks or 8
@@ -112,18 +134,24 @@ function rs.model.open(opts)
 end
 
 --- The model that is open now, or nil.
+---@return rs.model|nil
+---> print(rs.model.current())
 function rs.model.current()
   local info = rs.call("info")
   if info.model == nil then return nil end
   return setmetatable({data = info, generation = generation}, Model)
 end
 
+--- What method "info" says, asked again.
+---@return table
+---> print(rs.model.current():info().model.layers)
 function Model:info()
   check(self)
   self.data = rs.call("info")
   return self.data
 end
 
+--- Close it; objects that belong to it are errors from then on.
 function Model:close()
   if self.generation ~= generation then return end
   rs.call("close")
@@ -133,33 +161,57 @@ Model.__close = Model.close
 
 -- ---- state ------------------------------------------------------------------------------------------------------------------------
 
---- rs.mode() -> "graph"|"eager"; rs.mode("eager") sets it -> took_ms.
+--- The mode, "graph" or "eager"; with an argument, set it -> took_ms.
+---@param mode? string
+---@return string|number
+---> print(rs.mode("eager"), rs.mode())
 function rs.mode(mode)
   if mode == nil then return rs.call("info").state.mode end
   return rs.call("set", {mode = mode}).took_ms
 end
 
---- rs.ranks() -> number; rs.ranks(4) re-shards -> took_ms.
+--- The number of ranks; with an argument, shard the loaded model anew -> took_ms.
+---@param n? integer
+---@return number
+---> print(rs.ranks())
 function rs.ranks(n)
   if n == nil then return rs.call("info").state.ranks end
   return rs.call("set", {ranks = n}).took_ms
 end
 
---- rs.set{mode=, ranks=, numerics=, graph_guard=} -> the new state.
+--- Settings: mode, ranks, numerics, graph_guard, spec -> the new state.
+---@param opts table
+---@return table
+---> print(rs.set{mode = "graph"}.mode)
 function rs.set(opts) return rs.call("set", options("rs.set", opts, {"mode", "ranks", "numerics", "graph_guard", "spec"})) end
 
 --- What the status line shows: mode, ranks, patches, generation, running, verdict, ...
+---@return table
+---> print(rs.state().ranks)
 function rs.state() return rs.call("info").state end
 
 rs.patch = {}
 --- All slots with their implementations.
+---@return table
+---> print(rs.patch.list()[1].slot)
 function rs.patch.list() return rs.call("patch.list").slots end
---- rs.patch.set("slot_order", "file"), with a site glob as third argument if wanted -> {generation=, cost=, took_ms=}.
+--- Choose an implementation, for all sites or those of a glob -> {generation=, cost=, took_ms=}.
+---@param slot string
+---@param impl string
+---@param site? string
+---@return table
+---> print(rs.patch.set("mla", "expanded").cost); rs.patch.revert()
 function rs.patch.set(slot, impl, site) return rs.call("patch.set", {slot = slot, impl = impl, site = site}) end
 --- Back to the generation before, or to generation n.
+---@param n? integer
+---@return table
 function rs.patch.revert(n) return rs.call("patch.revert", {to = n}) end
+--- All slots to their defaults.
+---> rs.patch.reset()
 function rs.patch.reset() return rs.call("patch.reset") end
 --- Every change: generation, slot, from, to, time_us, by, took_ms.
+---@return table
+---> print(#rs.patch.history())
 function rs.patch.history() return rs.call("patch.list").journal end
 
 -- ---- generation -------------------------------------------------------------------------------------------------------------------
@@ -171,7 +223,11 @@ local GENERATE = {"prompt", "segments", "ids", "thinking", "session", "on_token"
 for k in pairs(SAMPLING) do GENERATE[#GENERATE + 1] = k end
 table.sort(GENERATE)
 
---- Start an answer and do not wait: rs.submit{prompt= (special tokens are parsed), or segments=, or ids=, temperature=0, max_tokens=, ...} -> stream id.
+--- Start an answer and do not wait. Options: prompt (special tokens are parsed) or segments or ids, temperature (0), max_tokens, top_k, top_p, min_p,
+--- typical_p, seed, repeat_penalty, frequency_penalty, presence_penalty, stop, ignore_eos, session, thinking.
+---@param opts table
+---@return integer stream
+---> local id = rs.submit{prompt = "Hello", max_tokens = 4}; print(rs.wait{id}[id].text)
 function rs.submit(opts)
   local o = options("rs.submit", opts, GENERATE)
   local args = {temp = 0, thinking = o.thinking, session = o.session, ids = o.ids, segments = o.segments}
@@ -182,10 +238,18 @@ function rs.submit(opts)
   return rs.call("submit", args).stream
 end
 
---- Wait for streams (ids) -> a table id -> {text=, thinking=, tokens={ids}, stop=, verdict=, tok_per_s=, ...}.
+--- Wait for streams -> a table from id to {text=, thinking=, ids=, tokens=, stop=, verdict=, tok_per_s=, ...}.
+---@param streams integer[]
+---@param on_token? fun(event: table)
+---@return table
 function rs.wait(streams, on_token)
   local left, out = 0, {}
+  want("rs.wait", "streams", streams, "table")
+  if on_token ~= nil then want("rs.wait", "on_token", on_token, "function") end
   for _, id in ipairs(streams) do
+    if math.type(id) ~= "integer" then error("rs.wait: streams: ids expected, got " .. type(id), 2) end
+    if finished[id] then error("rs.wait: stream " .. id .. " has ended and was waited for", 2) end
+    rs.call("stream.get", {stream = id}) -- an id that does not exist would be waited for without end
     left = left + 1
     out[id] = {ids = {}}
   end
@@ -203,19 +267,24 @@ function rs.wait(streams, on_token)
   return out
 end
 
---- rs.generate{prompt=, ...} -> answer; options of rs.submit, and on_token=function(event).
+--- An answer; options of rs.submit, and on_token = function(event).
+---@param opts table
+---@return table answer text, thinking, ids, tokens, stop, verdict, reason, tok_per_s ...
+---> print(rs.generate{prompt = "Hello", max_tokens = 4}.text)
 function rs.generate(opts)
   local o = options("rs.generate", opts, GENERATE)
-  local copy = {}
-  for k, v in pairs(o) do
-    if k ~= "on_token" then copy[k] = v end
-  end
-  local id = rs.submit(copy)
+  local args = copy(o)
+  args.on_token = nil
+  local id = rs.submit(args)
   return rs.wait({id}, o.on_token)[id]
 end
 
 --- Many prompts at once -> list of answers, in order.
+---@param list table[] options of rs.submit
+---@return table[]
+---> print(#rs.generate_all{{prompt = "a", max_tokens = 2}, {prompt = "b", max_tokens = 2}})
 function rs.generate_all(list)
+  want("rs.generate_all", "list", list, "table")
   local ids = {}
   for i, o in ipairs(list) do ids[i] = rs.submit(o) end
   local got, out = rs.wait(ids), {}
@@ -231,20 +300,30 @@ local function template()
   return templates, templates.choose(info.template, {arch = info.arch, pre = info.pre}), info
 end
 
---- Messages ({role=, content=}...) as segments -> segments, whether the answer begins inside a thought.
+--- Messages ({role=, content=}...) in the model's chat template -> segments, whether the answer begins inside a thought.
+---@param messages table[]
+---@param opts? table for the template: enable_thinking, add_generation_prompt ...
+---@return table[] segments
+---@return boolean thinking
+---> print(#rs.render{{role = "user", content = "Hello"}})
 function rs.render(messages, opts)
+  want("rs.render", "messages", messages, "table")
+  if opts ~= nil then want("rs.render", "opts", opts, "table") end
   local templates, t, info = template()
-  local o = {add_generation_prompt = true, source = info.template}
-  for k, v in pairs(opts or {}) do o[k] = v end
+  local o = copy({add_generation_prompt = true, source = info.template}, opts)
   local segments, thinking = templates.render(t, messages, o)
   return segments, thinking
 end
 
+---@class rs.session
 local Session = {}
 Session.__index = Session
 Session.__name = "rs.session"
 
---- A conversation: rs.session{system=, think=false}.
+--- A conversation. Options: system, think.
+---@param opts? table
+---@return rs.session
+---> local s = rs.session{think = false}; print(s:chat("What is the capital of France?").text)
 function rs.session(opts)
   local o = options("rs.session", opts, {"system", "think"})
   local s = setmetatable({messages = {}, think = o.think, id = rs.call("session.new").session, generation = generation}, Session)
@@ -252,12 +331,15 @@ function rs.session(opts)
   return s
 end
 
---- s:chat("text", {temperature=, max_tokens=, on_token=}) -> answer.
+--- Say something; options of rs.generate.
+---@param text string
+---@param opts? table
+---@return table answer
 function Session:chat(text, opts)
   if self.generation ~= generation then error("the conversation's model is closed", 2) end
   want("session:chat", "text", text, "string")
-  local o = {}
-  for k, v in pairs(opts or {}) do o[k] = v end
+  if opts ~= nil then want("session:chat", "opts", opts, "table") end
+  local o = copy(opts)
   self.messages[#self.messages + 1] = {role = "user", content = text}
   local segments, thinking = rs.render(self.messages, {enable_thinking = self.think})
   o.segments, o.thinking, o.session = segments, thinking, self.id
@@ -270,17 +352,25 @@ function Session:chat(text, opts)
   return r
 end
 
---- rs.ask("question", {think=false, temperature=0, ...}) -> answer of a fresh conversation.
+--- The answer to a question in a fresh conversation; options of rs.generate, and think (false).
+---@param text string
+---@param opts? table
+---@return table answer
+---> print(rs.ask("What is the capital of France?").text)
 function rs.ask(text, opts)
-  local o = {}
-  for k, v in pairs(opts or {}) do o[k] = v end
+  want("rs.ask", "text", text, "string")
+  if opts ~= nil then want("rs.ask", "opts", opts, "table") end
+  local o = copy(opts)
   local segments, thinking = rs.render({{role = "user", content = text}}, {enable_thinking = o.think or false})
   o.think = nil
   o.segments, o.thinking = segments, thinking
   return rs.generate(o)
 end
 
---- rs.forward{ids= or prompt=, logits="last"|"all"|"none", layers=true} -> {argmax_each=, nll=, logits=blob, layers=blob, vocab=, n=}.
+--- One pass over tokens. Options: ids or prompt, logits ("last", "all", "none"), layers -> {argmax_each=, nll=, logits=, layers=, blob=, vocab=, n=}.
+---@param opts table
+---@return table
+---> print(rs.forward{prompt = "Hello world", logits = "none"}.nll)
 function rs.forward(opts)
   local o = options("rs.forward", opts, {"ids", "prompt", "logits", "layers"})
   local args = {ids = o.ids, logits = o.logits, layers = o.layers}
@@ -291,20 +381,48 @@ function rs.forward(opts)
 end
 
 --- Token ids of a text; special tokens are parsed only if asked for.
+---@param text string
+---@param special? boolean
+---@return integer[]
+---> print(#rs.encode("Hello world"))
 function rs.encode(text, special) return rs.call("encode", {text = text, special = special or false}).ids end
+--- The text of token ids.
+---@param ids integer[]
+---@param special? boolean print control tokens
+---@return string
+---> print(rs.decode(rs.encode("Hello world")))
 function rs.decode(ids, special) return rs.call("decode", {ids = ids, special = special or false}).text end
 
 -- ---- observation ------------------------------------------------------------------------------------------------------------------
 
 rs.time = {}
+--- Step times by mode, kind of op and layer.
+---@return table
+---> print(rs.time.stats().simulated)
 function rs.time.stats() return rs.call("stats") end
+--- All-reduces by rank: count, p50_us, p99_us, waiting and moving apart, algbw_gbs, busbw_gbs.
+---@return table
+---> print(#rs.time.allreduce().ranks)
 function rs.time.allreduce() return rs.call("allreduce") end
 rs.op = {}
 --- Ops of the program whose site matches the glob.
+---@param glob? string
+---@return table
+---> print(#rs.op.list("blk.0.*"))
 function rs.op.list(glob) return rs.call("program", {site = glob or "*"}).ops end
+--- What ran in the last step: impl, why, us by rank.
+---@return table
+---> rs.ask("Hello", {max_tokens = 2}); print(rs.op.ledger()[1].impl)
 function rs.op.ledger() return rs.call("ledger").ops end
+--- The verdict on the last answer, or on that of a stream.
+---@param stream? integer
+---@return table verdict, reason, health, first_bad
+---> rs.ask("Hello"); print(rs.health().verdict)
 function rs.health(stream) return rs.call("health", {stream = stream}) end
---- rs.audit{path=, ranks=, split=}; the open model by default.
+--- Which part of which tensor lies where. Options: path, ranks, split; the open model by default.
+---@param opts? table
+---@return table
+---> print(#rs.audit{ranks = 4}.plan)
 function rs.audit(opts) return rs.call("audit", options("rs.audit", opts, {"path", "ranks", "split"})) end
 
 setmetatable(rs, {__index = function(t, k)
@@ -314,6 +432,33 @@ setmetatable(rs, {__index = function(t, k)
     return m
   end
 end})
+
+-- ---- commands ---------------------------------------------------------------------------------------------------------------------
+
+rs.cmd = {}
+
+--- Add a command to the console: fn gets what was typed after "/name" as one string.
+---@param name string letters, digits, - and _
+---@param fn fun(args: string)
+---@param help? string one line for /help
+---> rs.cmd.add("hello", function(args) print("hello " .. args) end, "say hello"); rs.cmd.remove("hello")
+function rs.cmd.add(name, fn, help)
+  want("rs.cmd.add", "name", name, "string")
+  want("rs.cmd.add", "fn", fn, "function")
+  if help ~= nil then want("rs.cmd.add", "help", help, "string") end
+  if not name:match("^[%a][%w_-]*$") or #name > 40 then error("rs.cmd.add: '" .. name .. "' cannot be a command's name", 2) end
+  if core.reserved(name) then error("rs.cmd.add: /" .. name .. " is the console's own", 2) end
+  core.commands[name] = {fn = fn, help = help or "added by a script"}
+end
+
+--- Take an added command away.
+---@param name string
+function rs.cmd.remove(name)
+  want("rs.cmd.remove", "name", name, "string")
+  core.commands[name] = nil
+end
+
+require "look"(rs)
 
 -- The library's other files ask for `rs` while it loads.
 package.loaded["rs"] = rs

@@ -13,13 +13,16 @@
 #include "lua/scr_json.h"
 #include "lua/scr_notebook.h"
 #include "lua/scr_script.h"
+#include "lua/scr_state.h"
 
 #define HANDLE "rs.engine"
+#define MAX_QUEUE 65536 /* events */
 
 /* A handle on an engine. borrowed: the console's own, which a script must not close. */
 struct handle {
     struct rs_engine *e;
     bool borrowed;
+    lua_Integer first, last; /* of the queue in user value 1: (first, last] */
 };
 
 static double now_s(void)
@@ -63,8 +66,10 @@ static int error_tostring(lua_State *L)
 
 static struct handle *new_handle(lua_State *L)
 {
-    struct handle *h = lua_newuserdatauv(L, sizeof *h, 0);
-    *h = (struct handle){NULL, false};
+    struct handle *h = lua_newuserdatauv(L, sizeof *h, 1);
+    *h = (struct handle){.e = NULL};
+    lua_newtable(L);
+    lua_setiuservalue(L, -2, 1);
     luaL_setmetatable(L, HANDLE);
     return h;
 }
@@ -142,75 +147,148 @@ static const char *args_text(lua_State *L, int idx)
     return lua_tostring(L, -1);
 }
 
-/* h:call(method, args, timeout_s) -> reply, blob. Waits in slices so that an interrupt is seen. */
+static const char *const TYPES[RS_EVENT_COUNT] = {"reply", "token", "done", "progress", "state", "stopped", "log", "lost"};
+
+/* An event as a table. */
+static void push_event(lua_State *L, const struct rs_event *ev)
+{
+    lua_createtable(L, 0, 6);
+    lua_pushstring(L, (unsigned)ev->type < RS_EVENT_COUNT ? TYPES[ev->type] : "?");
+    lua_setfield(L, -2, "type");
+    lua_pushinteger(L, ev->id);
+    lua_setfield(L, -2, "id");
+    lua_pushinteger(L, (lua_Integer)ev->time_us);
+    lua_setfield(L, -2, "time_us");
+    if (ev->type == RS_EVENT_TOKEN) {
+        lua_pushinteger(L, ev->token);
+        lua_setfield(L, -2, "token");
+        lua_pushboolean(L, (ev->flags & RS_TOKEN_THINKING) != 0);
+        lua_setfield(L, -2, "thinking");
+        lua_pushlstring(L, ev->text, ev->text_len);
+        lua_setfield(L, -2, "text");
+    }
+    if (ev->json != NULL) {
+        scr_json_decode(L, ev->json, strlen(ev->json));
+        lua_setfield(L, -2, "data");
+    }
+    if (ev->blob != NULL) {
+        lua_pushlstring(L, ev->blob, ev->blob_len);
+        lua_setfield(L, -2, "blob");
+    }
+}
+
+/* Events that came while a reply was waited for: queue[first .. last] in the handle's user value, oldest first. Nobody may ever ask for them, so the
+ * oldest goes when there are too many. */
+static void queue_event(lua_State *L, struct handle *h, const struct rs_event *ev)
+{
+    lua_getiuservalue(L, 1, 1);
+    push_event(L, ev);
+    lua_rawseti(L, -2, ++h->last);
+    if (h->last - h->first >= MAX_QUEUE) {
+        lua_pushnil(L);
+        lua_rawseti(L, -2, ++h->first);
+    }
+    lua_pop(L, 1);
+}
+
+/* The oldest of the queue; false: it is empty and nothing was pushed. */
+static bool unqueue_event(lua_State *L, struct handle *h)
+{
+    if (h->first == h->last)
+        return false;
+    lua_getiuservalue(L, 1, 1);
+    lua_rawgeti(L, -1, ++h->first);
+    lua_pushnil(L);
+    lua_rawseti(L, -3, h->first);
+    lua_remove(L, -2);
+    return true;
+}
+
+/* Wait for the next event in slices, so that the operator can interrupt; false when none came in time. */
+static bool wait_event(lua_State *L, struct rs_engine *e, double until, struct rs_event *ev)
+{
+    struct rs_error err;
+    for (;;) {
+        double left = until - now_s();
+        if (scr_script_interrupted(L))
+            luaL_error(L, "interrupted");
+        enum rs_result rc = rs_next(e, left <= 0 ? 0 : left < 0.05 ? (int)(left * 1000) + 1 : 50, ev, &err);
+        if (rc == RS_OK)
+            return true;
+        if (rc != RS_ETIMEOUT)
+            raise(L, &err);
+        if (left <= 0)
+            return false;
+    }
+}
+
+/* A failed request in the engine's own words. */
+static int raise_reply(lua_State *L, const struct rs_event *ev)
+{
+    struct rs_error err = {.code = ev->status};
+    json_t *v = ev->json != NULL ? json_loads(ev->json, 0, NULL) : NULL;
+    const char *msg = json_string_value(json_object_get(json_object_get(v, "error"), "message"));
+    scr_state_error(&err, ev->status, "%s", msg != NULL ? msg : rs_result_name(ev->status));
+    json_decref(v);
+    return raise(L, &err);
+}
+
+/* A number of seconds to wait, as a moment; huge and negative ones are for ever. */
+static double deadline(lua_State *L, int idx)
+{
+    double s = luaL_optnumber(L, idx, 600);
+    return now_s() + (s >= 0 && s < 1e9 ? s : 1e9);
+}
+
+/* h:call(method, args, timeout_s) -> reply, blob */
 static int handle_call(lua_State *L)
 {
     struct rs_engine *e = check(L);
-    const char *method = luaL_checkstring(L, 2), *args = args_text(L, 3);
-    double timeout = luaL_optnumber(L, 4, 600);
+    struct handle *h = lua_touserdata(L, 1);
+    const char *method = luaL_checkstring(L, 2);
+    double until = deadline(L, 4);
+    const char *args = args_text(L, 3);
     struct rs_error err;
-    char *reply = NULL;
-    void *blob = NULL;
-    size_t n = 0;
-    if (rs_request_blob(e, method, args, timeout < 0 ? -1 : (int)(timeout * 1000), &reply, &blob, &n, &err) != RS_OK)
+    struct rs_event ev;
+    uint32_t id;
+    if (rs_send(e, method, args, &id, &err) != RS_OK)
         return raise(L, &err);
-    lua_pushstring(L, reply);
-    free(reply);
-    if (blob != NULL)
-        lua_pushlstring(L, blob, n);
+    for (;;) {
+        if (!wait_event(L, e, until, &ev))
+            return luaL_error(L, "%s: no reply in time", method);
+        if (ev.type == RS_EVENT_LOST)
+            return luaL_error(L, "the engine is gone");
+        if (ev.type == RS_EVENT_REPLY && ev.id == id)
+            break;
+        if (ev.type != RS_EVENT_REPLY) /* else: an answer that nobody waits for any more */
+            queue_event(L, h, &ev);
+    }
+    if (ev.status != RS_OK)
+        return raise_reply(L, &ev);
+    if (ev.json != NULL)
+        scr_json_decode(L, ev.json, strlen(ev.json));
+    else
+        lua_newtable(L);
+    if (ev.blob != NULL)
+        lua_pushlstring(L, ev.blob, ev.blob_len);
     else
         lua_pushnil(L);
-    free(blob);
-    size_t len;
-    const char *text = lua_tolstring(L, -2, &len);
-    scr_json_decode(L, text, len);
-    lua_insert(L, -2);
     return 2;
 }
 
 /* h:next(timeout_s) -> event table, or nil when there was none. Raises when the operator interrupts. */
 static int handle_next(lua_State *L)
 {
-    static const char *const TYPES[RS_EVENT_COUNT] = {"reply", "token", "done", "progress", "state", "stopped", "log", "lost"};
     struct rs_engine *e = check(L);
-    double until = now_s() + luaL_optnumber(L, 2, 600);
+    double until = deadline(L, 2);
     struct rs_event ev;
-    struct rs_error err;
-    for (;;) {
-        double left = until - now_s();
-        enum rs_result rc = rs_next(e, left <= 0 ? 0 : left < 0.05 ? (int)(left * 1000) + 1 : 50, &ev, &err);
-        if (rc == RS_OK)
-            break;
-        if (rc != RS_ETIMEOUT)
-            return raise(L, &err);
-        if (scr_script_interrupted(L))
-            return luaL_error(L, "interrupted");
-        if (left <= 0)
+    if (unqueue_event(L, lua_touserdata(L, 1)))
+        return 1;
+    do {
+        if (!wait_event(L, e, until, &ev))
             return 0;
-    }
-    lua_createtable(L, 0, 6);
-    lua_pushstring(L, (unsigned)ev.type < RS_EVENT_COUNT ? TYPES[ev.type] : "?");
-    lua_setfield(L, -2, "type");
-    lua_pushinteger(L, ev.id);
-    lua_setfield(L, -2, "id");
-    lua_pushinteger(L, (lua_Integer)ev.time_us);
-    lua_setfield(L, -2, "time_us");
-    if (ev.type == RS_EVENT_TOKEN) {
-        lua_pushinteger(L, ev.token);
-        lua_setfield(L, -2, "token");
-        lua_pushboolean(L, (ev.flags & RS_TOKEN_THINKING) != 0);
-        lua_setfield(L, -2, "thinking");
-        lua_pushlstring(L, ev.text, ev.text_len);
-        lua_setfield(L, -2, "text");
-    }
-    if (ev.json != NULL) {
-        scr_json_decode(L, ev.json, strlen(ev.json));
-        lua_setfield(L, -2, "data");
-    }
-    if (ev.blob != NULL) {
-        lua_pushlstring(L, ev.blob, ev.blob_len);
-        lua_setfield(L, -2, "blob");
-    }
+    } while (ev.type == RS_EVENT_REPLY);
+    push_event(L, &ev);
     return 1;
 }
 
@@ -290,12 +368,20 @@ static int core_sleep(lua_State *L)
 {
     double until = now_s() + luaL_checknumber(L, 1);
     for (double left; (left = until - now_s()) > 0;) {
-        struct timespec t = {0, left > 0.05 ? 50000000 : (long)(left * 1e9)};
-        nanosleep(&t, NULL);
         if (scr_script_interrupted(L))
             return luaL_error(L, "interrupted");
+        struct timespec t = {0, left > 0.05 ? 50000000 : (long)(left * 1e9)};
+        nanosleep(&t, NULL);
     }
     return 0;
+}
+
+/* core.reserved(name): is it one of the console's own commands? */
+static int core_reserved(lua_State *L)
+{
+    const struct scr_host *h = scr_script_host(L);
+    lua_pushboolean(L, h->reserved != NULL && h->reserved(h->ctx, luaL_checkstring(L, 1)));
+    return 1;
 }
 
 static int core_default_model(lua_State *L)
@@ -312,7 +398,7 @@ int scr_core_open(lua_State *L)
     static const luaL_Reg functions[] = {
         {"local_engine", core_local}, {"connect", core_connect}, {"host_engine", core_host}, {"floats", core_floats}, {"kl", core_kl},
         {"now", core_now}, {"sleep", core_sleep}, {"json_decode", core_decode}, {"json_encode", core_encode},
-        {"default_model", core_default_model}, {"notebook", scr_notebook_new}, {NULL, NULL},
+        {"default_model", core_default_model}, {"reserved", core_reserved}, {"notebook", scr_notebook_new}, {NULL, NULL},
     };
     luaL_newmetatable(L, "rs.array");
     lua_pop(L, 1);
@@ -327,6 +413,10 @@ int scr_core_open(lua_State *L)
     lua_pop(L, 1);
     scr_notebook_types(L);
     luaL_newlib(L, functions);
+    lua_newtable(L);
+    lua_pushvalue(L, -1);
+    lua_setfield(L, LUA_REGISTRYINDEX, SCR_COMMANDS);
+    lua_setfield(L, -2, "commands");
     lua_pushlightuserdata(L, NULL);
     lua_setfield(L, -2, "null");
     luaL_getmetatable(L, "rs.array");

@@ -7,6 +7,9 @@
 #include <lua.h>
 
 struct scr_host;
+struct scr_script;
+
+#define SCR_COMMANDS "rs.commands" /* in the registry: commands that scripts added, name -> {fn=, help=}; Lua sees it as core.commands */
 
 /* luaopen function of "rs.core". */
 int scr_core_open(lua_State *L);
@@ -14,5 +17,6 @@ int scr_core_open(lua_State *L);
 /* scr_script.c: the host of the state L belongs to, and whether its operator wants it to stop. */
 const struct scr_host *scr_script_host(lua_State *L);
 bool scr_script_interrupted(lua_State *L);
+lua_State *scr_script_state(struct scr_script *s);
 
 #endif

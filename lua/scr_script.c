@@ -28,16 +28,28 @@ static struct scr_script *script_of(lua_State *L)
     return *(struct scr_script **)lua_getextraspace(L);
 }
 
+lua_State *scr_script_state(struct scr_script *s)
+{
+    return s->L;
+}
+
 const struct scr_host *scr_script_host(lua_State *L)
 {
     return &script_of(L)->host;
 }
 
+static void hook(lua_State *L, lua_Debug *ar);
+
+/* Once it is true every further line raises, so that a pcall() in the script cannot swallow it: in the coroutine that runs, and in the first one. */
 bool scr_script_interrupted(lua_State *L)
 {
     struct scr_script *s = script_of(L);
     if (!s->stopped && s->host.interrupted != NULL && s->host.interrupted(s->host.ctx))
         s->stopped = true;
+    if (s->stopped) {
+        lua_sethook(L, hook, LUA_MASKLINE | LUA_MASKCOUNT, 1);
+        lua_sethook(s->L, hook, LUA_MASKLINE | LUA_MASKCOUNT, 1);
+    }
     return s->stopped;
 }
 
@@ -46,10 +58,8 @@ static void hook(lua_State *L, lua_Debug *ar)
 {
     struct scr_script *s = script_of(L);
     (void)ar;
-    if (scr_script_interrupted(L)) {
-        lua_sethook(L, hook, LUA_MASKLINE | LUA_MASKCOUNT, 1);
+    if (scr_script_interrupted(L))
         luaL_error(L, "interrupted");
-    }
     if (s->host.pump != NULL)
         s->host.pump(s->host.ctx);
 }
@@ -77,6 +87,22 @@ static int l_print(lua_State *L)
     return 0;
 }
 
+/* io.write() goes where print() goes. */
+static int l_write(lua_State *L)
+{
+    const struct scr_host *h = scr_script_host(L);
+    int n = lua_gettop(L);
+    for (int i = 1; i <= n; i++) {
+        size_t len;
+        const char *text = luaL_checklstring(L, i, &len);
+        if (h->print != NULL)
+            h->print(h->ctx, text, len);
+        else
+            fwrite(text, 1, len, stdout);
+    }
+    return 0;
+}
+
 /* Runs protected. Upvalues none; arguments: the script, the folder. */
 static int fill(lua_State *L)
 {
@@ -84,6 +110,10 @@ static int fill(lua_State *L)
     luaL_openlibs(L);
     lua_pushcfunction(L, l_print);
     lua_setglobal(L, "print");
+    lua_getglobal(L, "io");
+    lua_pushcfunction(L, l_write);
+    lua_setfield(L, -2, "write");
+    lua_pop(L, 1);
     lua_getglobal(L, "package");
     lua_pushfstring(L, "%s/?.lua;%s/?/init.lua;", folder, folder);
     lua_getfield(L, -2, "path");
@@ -214,6 +244,21 @@ enum rs_result scr_script_code(struct scr_script *s, const char *code, const cha
         lua_insert(s->L, 1);
         rc = run(s, n, 0, trace, err);
     }
+    lua_settop(s->L, 0);
+    return rc;
+}
+
+enum rs_result scr_script_call(struct scr_script *s, const char *module, const char *function, const char *arg, char **trace, struct rs_error *err)
+{
+    static const char CODE[] = "local m, f, a = ...; return require(m)[f](a)";
+    lua_settop(s->L, 0);
+    enum rs_result rc = report(s, luaL_loadbufferx(s->L, CODE, sizeof CODE - 1, "=console", "t"), trace, err);
+    if (rc != RS_OK)
+        return rc;
+    lua_pushstring(s->L, module);
+    lua_pushstring(s->L, function);
+    lua_pushstring(s->L, arg);
+    rc = run(s, 3, 0, trace, err);
     lua_settop(s->L, 0);
     return rc;
 }

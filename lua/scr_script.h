@@ -20,6 +20,7 @@ struct scr_host {
     bool (*interrupted)(void *ctx);                                /* has the operator asked to stop? */
     void (*pump)(void *ctx);                                       /* called now and then while Lua runs, to keep a screen alive */
     struct rs_engine *(*engine)(void *ctx);                        /* the console's own engine, for scripts that run inside it */
+    bool (*reserved)(void *ctx, const char *name);                 /* is there a command of this name that scripts may not replace? */
     const char *default_model;                                     /* path of the shipped model */
 };
 
@@ -30,6 +31,18 @@ void scr_script_close(struct scr_script *s); /* NULL is allowed */
 /* Run a file with arguments in `arg`. Errors: RS_EFORMAT with Lua's message (file:line) in err and the traceback in *trace (caller frees; may be
  * NULL), RS_ECANCELLED when interrupted. */
 enum rs_result scr_script_file(struct scr_script *s, const char *path, int argc, char **argv, char **trace, struct rs_error *err);
+
+/* Call a function of the Lua library, `function` of what require(module) gives, with one string; what it returns is dropped. */
+enum rs_result scr_script_call(struct scr_script *s, const char *module, const char *function, const char *arg, char **trace, struct rs_error *err);
+
+/* Commands that scripts have added (rs.cmd.add), by name. */
+typedef void (*scr_word_fn)(void *ctx, const char *word, const char *help);
+void scr_script_commands(struct scr_script *s, scr_word_fn each, void *ctx);
+bool scr_script_has_command(struct scr_script *s, const char *name);
+
+/* What the expression that ends `text` could go on with: whole words that begin with that expression ("rs.pa" gives "rs.patch"). Looks only at tables
+ * that are there; nothing of the script is called. help is NULL. */
+void scr_script_complete(struct scr_script *s, const char *text, scr_word_fn each, void *ctx);
 
 /* Run code. As an expression if it is one: its values are pretty-printed through host.print. */
 enum rs_result scr_script_code(struct scr_script *s, const char *code, const char *name, char **trace, struct rs_error *err);

@@ -105,12 +105,14 @@ shell_tests = \
 	tests/console_kill.t \
 	tests/console_man.t \
 	tests/console_tty.t \
+	tests/lua_console.t \
 	tests/pretok.t \
 	tests/quant_gguf.t \
 	tests/reference.t \
 	tests/serve.t \
 	tests/story.t \
 	tests/story_cli.t \
+	tests/triage.t \
 	tests/tui_fuzz.t \
 	tests/tui_screens.t \
 	tests/tui_tmux.t

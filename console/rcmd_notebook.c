@@ -1,0 +1,71 @@
+/* rcmd_notebook.c: /exp, /bisect, /claim, /retest, /notebook, /triage: what they do is lua/commands.lua's business, on the console's Lua state. */
+#include "config.h"
+
+#include "console/rcmd_list.h"
+#include "console/rcmd_lua.h"
+
+static enum rs_result exec(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    return rcmd_lua_call(con, self->name, args, err);
+}
+
+const struct rcmd_entry rcmd_exp_entry = {
+    .name = "exp",
+    .args = "FACTOR=LEVEL,LEVEL... [repeats=N] [: QUESTION; QUESTION...]",
+    .summary = "try every combination and say which factor matters",
+    .help = "Factors are patch slots, mode, ranks and numerics; the first level of each is what the others are held against. All arms run on the loaded "
+            "model, in turns; what they change is put back. The result is kept in the notebook. Ctrl-C stops it.\n"
+            "Example: /exp slot_order=slot,file mla=absorbed,off mode=eager,graph : What is the capital of France?",
+    .complete = RCMD_COMPLETE_PATCH,
+    .changes = true,
+    .exec = exec,
+};
+
+const struct rcmd_entry rcmd_bisect_entry = {
+    .name = "bisect",
+    .args = "[SLOT=IMPL...] [: QUESTION]",
+    .summary = "find the smallest set of patches that changes the answer",
+    .help = "Without patches: those that are set now. An answer is bad when its tokens are not those that the model gives with all slots at their defaults.",
+    .complete = RCMD_COMPLETE_PATCH,
+    .changes = true,
+    .exec = exec,
+};
+
+const struct rcmd_entry rcmd_claim_entry = {
+    .name = "claim",
+    .args = "[add STATEMENT; QUESTION; ANSWER; CONFIG: right|wrong; ...]",
+    .summary = "list claims, or record one with the steps that establish it",
+    .help = "A step is a configuration (slot=impl ..., or default) and whether the answer to the question must then be right or wrong. Steps are run when the "
+            "claim is made and by /retest.\n"
+            "Example: /claim add the attention op is to blame; What is the capital of France?; The capital of France is Paris.; default: wrong; mla=off: right",
+    .exec = exec,
+};
+
+const struct rcmd_entry rcmd_retest_entry = {
+    .name = "retest",
+    .args = "[ID|all]",
+    .summary = "run claims again under the present configuration",
+    .changes = true,
+    .exec = exec,
+};
+
+const struct rcmd_entry rcmd_notebook_entry = {
+    .name = "notebook",
+    .args = "[FILE.md | task|done|hypothesis|resolve ...]",
+    .summary = "claims, hypotheses, tasks and experiments; write them down or export them",
+    .help = "/notebook shows everything, /notebook FILE.md writes it to a file. /notebook task TEXT, /notebook done ID, /notebook hypothesis TEXT, "
+            "/notebook resolve ID supported|refuted|superseded|open.",
+    .complete = RCMD_COMPLETE_WORDS,
+    .words = "task|done|hypothesis|resolve",
+    .exec = exec,
+};
+
+const struct rcmd_entry rcmd_triage_entry = {
+    .name = "triage",
+    .args = "[PROMPT]",
+    .summary = "find the op that makes the output bad",
+    .help = "Checks what eliminates most per second first: health, hyper-parameters, every op against the reference on its own inputs, ranks, cache, eager "
+            "against graph, other implementations. Ends with a verdict and what it rests on.",
+    .changes = true,
+    .exec = exec,
+};
