@@ -157,7 +157,7 @@ static int push_protected(lua_State *L)
 void scr_json_decode(lua_State *L, const char *text, size_t len)
 {
     json_error_t e;
-    json_t *v = json_loadb(text, len, JSON_DECODE_ANY, &e);
+    json_t *v = json_loadb(text, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &e);
     if (v == NULL)
         luaL_error(L, "not JSON: %s", e.text);
     lua_pushcfunction(L, push_protected); /* so that v is freed whatever happens */

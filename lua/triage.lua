@@ -10,16 +10,24 @@ local triage = {}
 local QUESTIONS = {"What is the capital of France?", "What is 23 + 45?", "Count from 17 to 25.", "What month comes after March?", "Translate \"moon\" into German.",
                    "List three animals."}
 
+-- Questions as the model's template puts them; as they are where none fits.
 local function segments_of(questions)
   local all = {}
   for _, q in ipairs(questions) do
-    local s = rs.render({{role = "user", content = q}}, {enable_thinking = false})
-    for _, piece in ipairs(s) do all[#all + 1] = {text = piece.text, special = piece.special} end
+    local ok, s = pcall(rs.render, {{role = "user", content = q}}, {enable_thinking = false})
+    for _, piece in ipairs(ok and s or {{text = q, special = false}}) do all[#all + 1] = {text = piece.text, special = piece.special} end
   end
   return all
 end
 
-local function ids_of(questions) return rs.call("encode", {segments = segments_of(questions)}).ids end
+-- As token ids. A model whose vocabulary cannot say them gets ids that lie apart.
+local function ids_of(questions)
+  local ok, r = pcall(rs.call, "encode", {segments = segments_of(questions)})
+  if ok and #r.ids > 0 then return r.ids end
+  local ids, vocab = {}, rs.call("info").model.vocab
+  for i = 1, 16 * #questions do ids[i] = i * 37 % vocab end
+  return ids
+end
 
 local function first(list, n)
   local out = {}
@@ -131,7 +139,7 @@ end
 function Run:symptom()
   local list = {}
   for i, q in ipairs(self.questions) do
-    list[i] = {segments = segments_of{q}, temperature = 0, max_tokens = 32}
+    list[i] = {ids = ids_of{q}, temperature = 0, max_tokens = 32}
   end
   local bad, said = 0, nil
   self.answers = rs.generate_all(list)

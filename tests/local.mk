@@ -113,6 +113,7 @@ shell_tests = \
 	tests/story.t \
 	tests/story_cli.t \
 	tests/triage.t \
+	tests/triage_drills.t \
 	tests/tui_fuzz.t \
 	tests/tui_screens.t \
 	tests/tui_tmux.t
