@@ -3,6 +3,8 @@
 -- A configuration is a table {slot = impl, ...}; the keys mode, ranks, numerics and graph_guard are settings of the engine, everything else is a
 -- patch slot. What an experiment changes is put back when it ends, also when it is stopped.
 local rs = require "rs"
+local check = require "check"
+local options, want = check.options, check.want
 local exp = {}
 
 local SETTINGS = {mode = true, ranks = true, numerics = true, graph_guard = true}
@@ -15,7 +17,11 @@ local function sorted(t)
 end
 
 --- A configuration as one line: "mla=off mode=eager"; "default" when empty.
+---@param config table
+---@return string
+---> print(rs.exp.name{mla = "off", mode = "eager"})
 function exp.name(config)
+  want("exp.name", "config", config, "table")
   local parts = {}
   for _, k in ipairs(sorted(config)) do parts[#parts + 1] = k .. "=" .. tostring(config[k]) end
   return #parts == 0 and "default" or table.concat(parts, " ")
@@ -23,7 +29,10 @@ end
 
 --- Apply a configuration over what is set. Patches first in eager mode, so that an implementation that graphs refuse meets them with the mode it
 --- is meant for.
+---@param config table
+---> rs.exp.restoring(function() rs.exp.apply{mla = "off", mode = "eager"} end)
 function exp.apply(config)
+  want("exp.apply", "config", config, "table")
   for _, k in ipairs(sorted(config)) do
     if SETTINGS[k] and k ~= "mode" then rs.set{[k] = config[k]} end
   end
@@ -33,19 +42,22 @@ function exp.apply(config)
   end
 end
 
---- Run fn() with the engine's present configuration put back afterwards, whatever happens.
+--- Run fn(...) with the engine's present configuration put back afterwards, whatever happens, also when the operator interrupts it.
+---@param fn function
+---@return any ... what fn gives
+---> print(rs.exp.restoring(function() rs.patch.set("mla", "expanded"); return rs.ask("Hello").verdict end), rs.state().patches.mla)
 function exp.restoring(fn, ...)
+  want("exp.restoring", "fn", fn, "function")
   local before = rs.state()
-  local got = table.pack(pcall(fn, ...))
-  rs.patch.reset()
-  rs.set{mode = "eager", numerics = before.numerics, graph_guard = before.graph_guard, ranks = before.ranks}
-  for slot, impl in pairs(before.patches) do
-    local s, site = slot:match("^(.-)@(.+)$")
-    rs.patch.set(s or slot, impl, site)
-  end
-  rs.set{mode = before.mode}
-  if not got[1] then error(got[2], 0) end
-  return table.unpack(got, 2, got.n)
+  return rs.core.finally(fn, function()
+    rs.patch.reset()
+    rs.set{mode = "eager", numerics = before.numerics, graph_guard = before.graph_guard, ranks = before.ranks}
+    for slot, impl in pairs(before.patches) do
+      local s, site = slot:match("^(.-)@(.+)$")
+      rs.patch.set(s or slot, impl, site)
+    end
+    rs.set{mode = before.mode}
+  end, ...)
 end
 
 local function same(a, b)
@@ -108,10 +120,20 @@ local function answers(config, list)
   return got, tokens / (rs.now() - t0)
 end
 
---- exp.run{factors={slot={levels, the first is the baseline}}, prompts={...}, repeats=1, max_tokens=40, progress=function(done, total, seconds_left)}
---- -> result: arms (config, right, agreement, tok_per_s, verdicts), factors, effects, sentences, seconds.
+--- Every combination of levels on every prompt, in turns. Options: factors {slot = {levels; the first is the baseline}}, prompts, repeats (1), max_tokens (40),
+--- reference (answers that are known to be right), progress = function(done, total, seconds_left).
+---@param o table
+---@return table result arms (config, right, agreement, tok_per_s, spread, verdicts), factors, effects, sentences, seconds
+---> local r = rs.exp.run{factors = {mla = {"absorbed", "expanded"}}, prompts = {"What is 2 + 2?"}}; print(r.sentences[1])
 function exp.run(o)
-  assert(type(o) == "table" and o.factors and o.prompts, "exp.run{factors=, prompts=}")
+  options("exp.run", o, {"factors", "prompts", "repeats", "max_tokens", "reference", "progress"})
+  want("exp.run", "factors", want("exp.run", "o", o, "table").factors, "table")
+  want("exp.run", "prompts", o.prompts, "table")
+  for name, levels in pairs(o.factors) do
+    want("exp.run", "factors." .. tostring(name), levels, "table")
+    if #levels == 0 then error("exp.run: factors." .. tostring(name) .. " has no levels", 2) end
+  end
+  if o.repeats ~= nil and (math.type(o.repeats) ~= "integer" or o.repeats < 1) then error("exp.run: repeats: an integer from 1 expected", 2) end
   local arms, names = arms_of(o.factors)
   local repeats, list = o.repeats or 1, questions(o.prompts, o)
   local r = {factors = o.factors, names = names, arms = {}, prompts = o.prompts, repeats = repeats}
@@ -168,7 +190,10 @@ end
 
 --- Main effects and two-way interactions on agreement (0..1) and speed: list of {factor=, level=, agreement=, tok_per_s=} and
 --- {a=, level_a=, b=, level_b=, agreement=}.
+---@param r table result of exp.run
+---@return table
 function exp.effects(r)
+  want("exp.effects", "r", r, "table")
   local main, pairs_ = {}, {}
   for _, name in ipairs(r.names) do
     local base = r.factors[name][1]
@@ -229,7 +254,10 @@ local function condition(r, name, flipped, kept)
 end
 
 --- What the table says, in words.
+---@param r table result of exp.run
+---@return string[]
 function exp.sentences(r)
+  want("exp.sentences", "r", r, "table")
   local out = {}
   for _, name in ipairs(r.names) do
     local matters, idle = false, {}
@@ -266,7 +294,10 @@ function exp.sentences(r)
 end
 
 --- The table as text.
+---@param r table result of exp.run
+---@return string
 function exp.table(r)
+  want("exp.table", "r", r, "table")
   local lines, width = {}, {}
   for _, n in ipairs(r.names) do
     width[n] = #n
@@ -285,7 +316,10 @@ function exp.table(r)
 end
 
 --- Effects as text: main effects, then the interactions that are not nothing.
+---@param r table result of exp.run
+---@return string
 function exp.effects_text(r)
+  want("exp.effects_text", "r", r, "table")
   local lines = {}
   for _, e in ipairs(r.effects.main) do
     lines[#lines + 1] = ("%s=%s: agreement %+.1f points, speed %+.1f %%"):format(e.factor, e.level, e.agreement * 100, e.speed * 100)
@@ -300,7 +334,15 @@ end
 
 --- The smallest part of `patches` ({slot=impl}) that is still bad (delta debugging; interactions are found, because subsets are tried together).
 --- bad(config) -> true when the configuration shows the fault. log(config, is_bad) is called for every probe. -> config, number of probes.
+---@param patches table
+---@param bad fun(config: table): boolean
+---@param log? fun(config: table, is_bad: boolean)
+---@return table|nil config nil: all together are not bad
+---@return integer probes
+---> local c = rs.exp.bisect({slot_order = "file", allreduce = "tree"}, function() return rs.state().patches.slot_order == "file" end); print(rs.exp.name(c))
 function exp.bisect(patches, bad, log)
+  want("exp.bisect", "patches", patches, "table")
+  want("exp.bisect", "bad", bad, "function")
   local probes, known = 0, {}
   local function test(keys)
     local c = {}

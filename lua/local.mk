@@ -22,10 +22,12 @@ nobase_dist_pkgdata_DATA = \
 	lua/commands.lua \
 	lua/exp.lua \
 	lua/look.lua \
+	lua/meta/rs.lua \
 	lua/notebook.lua \
 	lua/pretty.lua \
 	lua/rs.lua \
 	lua/triage.lua \
+	scripts/lua-docs.lua \
 	scripts/story.lua \
 	scripts/triage.lua \
 	lua/templates/deepseek.lua \

@@ -156,7 +156,8 @@ local READ = {"what", "index", "rank", "rows", "cols", "buffer"}
 ---@param site string
 ---@param opts? table
 ---@return rs.tensor
----> rs.ask("Hello"); local t = rs.tensor.read("output.norm"); print(t, t:at(1, 1))
+---> rs.brk.add("output.norm"); local s = rs.submit{prompt = "Hello", max_tokens = 2}; rs.brk.wait(10)
+---> local t = rs.tensor.read("output.norm"); print(t, t:at(1, 1), t:diff(t).rel_l2); rs.brk.del(); rs.continue(); rs.wait{s}
 function rs.tensor.read(site, opts)
   want("rs.tensor.read", "site", site, "string")
   local a = copy(options("rs.tensor.read", opts, READ), {site = site})

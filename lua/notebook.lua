@@ -6,8 +6,10 @@
 local rs = require "rs"
 local exp = require "exp"
 local core = rs.core
+local want = require("check").want
 
 local notebook = {}
+---@class rs.notebook.book
 local Notebook = {}
 Notebook.__index = Notebook
 Notebook.__name = "rs.notebook"
@@ -30,13 +32,18 @@ local function default_path()
 end
 
 --- Open a notebook file, the user's own by default.
+---@param path? string
+---@return rs.notebook.book
+---> local p = os.tmpname(); local nb = rs.notebook.open(p); nb:task("look at the loader"); print(#nb:tasks()); nb:close(); os.remove(p)
 function notebook.open(path)
+  if path ~= nil then want("notebook.open", "path", path, "string") end
   local nb = setmetatable({path = path or default_path()}, Notebook)
   nb.db = core.notebook(nb.path)
   for _, sql in ipairs(SCHEMA) do nb.db:run(sql) end
   return nb
 end
 
+--- Close it.
 function Notebook:close() self.db:close() end
 Notebook.__close = Notebook.close
 
@@ -73,8 +80,12 @@ local function all_hold(steps, question, reference)
   return true, "every step came out as stated"
 end
 
---- nb:claim{statement=, steps={{config={mla="off"}, expect="right"}, ...}, question=, reference=} -> id, status. The steps are run first.
+--- Record a claim: {statement=, steps={{config={mla="off"}, expect="right"}, ...}, question=, reference=}. The steps are run first.
+---@param o table
+---@return integer id
+---@return string status
 function Notebook:claim(o)
+  want("claim", "o", o, "table")
   for _, k in ipairs{"statement", "steps", "question", "reference"} do
     if o[k] == nil then error("claim: " .. k .. " is missing", 2) end
   end
@@ -86,6 +97,8 @@ function Notebook:claim(o)
 end
 
 --- Run a claim's steps again under the present configuration; all claims without an id -> list of {id=, statement=, before=, status=, note=}.
+---@param id? integer
+---@return table[]
 function Notebook:retest(id)
   local rows = id and self.db:run("SELECT * FROM claim WHERE id = ?", id) or self.db:run("SELECT * FROM claim ORDER BY id")
   if id and #rows == 0 then error("no claim " .. id, 2) end
@@ -110,35 +123,60 @@ function Notebook:retest(id)
 end
 
 --- All claims; refuted and untestable ones first.
+---@return table[]
 function Notebook:claims() return self.db:run("SELECT * FROM claim ORDER BY status = 'holds', id") end
 
-function Notebook:hypothesis(statement) return insert(self.db, "hypothesis", {statement = statement, made = os.time()}) end
+--- Record a hypothesis, open at first.
+---@param statement string
+---@return integer id
+function Notebook:hypothesis(statement) want("hypothesis", "statement", statement, "string") return insert(self.db, "hypothesis", {statement = statement, made = os.time()}) end
 
 local HYPOTHESIS = {open = true, supported = true, refuted = true, superseded = true}
---- Tasks tied to the hypothesis change with it, so that no list goes stale.
+--- Settle a hypothesis: open, supported, refuted or superseded. Tasks tied to it change with it, so that no list goes stale.
+---@param id integer
+---@param status string
 function Notebook:resolve(id, status)
   if not HYPOTHESIS[status] then error("a hypothesis is open, supported, refuted or superseded", 2) end
   self.db:run("UPDATE hypothesis SET status = ? WHERE id = ?", status, id)
   local task = status == "open" and "open" or status == "superseded" and "superseded" or "done"
   self.db:run("UPDATE task SET status = ? WHERE hypothesis = ?", task, id)
 end
+--- All hypotheses.
+---@return table[]
 function Notebook:hypotheses() return self.db:run("SELECT * FROM hypothesis ORDER BY id") end
 
-function Notebook:task(text, hypothesis) return insert(self.db, "task", {text = text, hypothesis = hypothesis, made = os.time()}) end
+--- Record a task, tied to a hypothesis if one is given.
+---@param text string
+---@param hypothesis? integer
+---@return integer id
+function Notebook:task(text, hypothesis) want("task", "text", text, "string") return insert(self.db, "task", {text = text, hypothesis = hypothesis, made = os.time()}) end
 local TASK = {open = true, ["in progress"] = true, done = true, superseded = true}
+--- Set a task's state: open, in progress, done or superseded.
+---@param id integer
+---@param status string
 function Notebook:task_status(id, status)
   if not TASK[status] then error("a task is open, in progress, done or superseded", 2) end
   self.db:run("UPDATE task SET status = ? WHERE id = ?", status, id)
 end
+--- All tasks.
+---@return table[]
 function Notebook:tasks() return self.db:run("SELECT * FROM task ORDER BY id") end
 
 --- Keep the result of exp.run.
+---@param name string
+---@param r table
+---@return integer id
 function Notebook:experiment(name, r)
+  want("experiment", "name", name, "string")
+  want("experiment", "r", r, "table")
   return insert(self.db, "experiment", {name = name, result = exp.table(r), sentences = table.concat(r.sentences, "\n"), model = model_hash(), made = os.time()})
 end
+--- All experiments.
+---@return table[]
 function Notebook:experiments() return self.db:run("SELECT * FROM experiment ORDER BY id") end
 
 --- Everything as Markdown.
+---@return string
 function Notebook:markdown()
   local out = {"# Notebook", ""}
   local function add(...) out[#out + 1] = string.format(...) end

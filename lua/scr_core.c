@@ -23,6 +23,7 @@ struct handle {
     struct rs_engine *e;
     bool borrowed;
     lua_Integer first, last; /* of the queue in user value 1: (first, last] */
+    enum rs_event_type newest; /* of the queue */
 };
 
 static double now_s(void)
@@ -178,12 +179,14 @@ static void push_event(lua_State *L, const struct rs_event *ev)
 }
 
 /* Events that came while a reply was waited for: queue[first .. last] in the handle's user value, oldest first. Nobody may ever ask for them, so the
- * oldest goes when there are too many. */
+ * oldest goes when there are too many; of states and progress only the newest counts. */
 static void queue_event(lua_State *L, struct handle *h, const struct rs_event *ev)
 {
+    bool again = (ev->type == RS_EVENT_STATE || ev->type == RS_EVENT_PROGRESS) && h->first != h->last && h->newest == ev->type;
     lua_getiuservalue(L, 1, 1);
     push_event(L, ev);
-    lua_rawseti(L, -2, ++h->last);
+    lua_rawseti(L, -2, again ? h->last : ++h->last);
+    h->newest = ev->type;
     if (h->last - h->first >= MAX_QUEUE) {
         lua_pushnil(L);
         lua_rawseti(L, -2, ++h->first);
@@ -398,7 +401,7 @@ int scr_core_open(lua_State *L)
     static const luaL_Reg functions[] = {
         {"local_engine", core_local}, {"connect", core_connect}, {"host_engine", core_host}, {"floats", core_floats}, {"kl", core_kl},
         {"now", core_now}, {"sleep", core_sleep}, {"json_decode", core_decode}, {"json_encode", core_encode},
-        {"default_model", core_default_model}, {"reserved", core_reserved}, {"notebook", scr_notebook_new}, {NULL, NULL},
+        {"default_model", core_default_model}, {"reserved", core_reserved}, {"finally", scr_script_finally}, {"notebook", scr_notebook_new}, {NULL, NULL},
     };
     luaL_newmetatable(L, "rs.array");
     lua_pop(L, 1);

@@ -17,6 +17,9 @@ int scr_core_open(lua_State *L);
 /* scr_script.c: the host of the state L belongs to, and whether its operator wants it to stop. */
 const struct scr_host *scr_script_host(lua_State *L);
 bool scr_script_interrupted(lua_State *L);
+/* core.finally(fn, tidy, ...) -> what fn(...) gives. tidy() runs whatever happens, an interrupt of the operator included, and undisturbed by one for a
+ * minute; then what fn raised goes on. */
+int scr_script_finally(lua_State *L);
 lua_State *scr_script_state(struct scr_script *s);
 
 #endif

@@ -21,7 +21,17 @@ struct scr_script {
     lua_State *L;
     struct scr_host host;
     bool stopped; /* an interrupt is being raised */
+    double shield_until; /* what tidies up runs undisturbed until then, seconds of the monotonic clock; 0: it does not run */
 };
+
+#define SHIELD_SECONDS 60 /* after that an interrupt counts even there */
+
+static double clock_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
 
 static struct scr_script *script_of(lua_State *L)
 {
@@ -44,6 +54,8 @@ static void hook(lua_State *L, lua_Debug *ar);
 bool scr_script_interrupted(lua_State *L)
 {
     struct scr_script *s = script_of(L);
+    if (s->shield_until > 0 && clock_s() < s->shield_until)
+        return false;
     if (!s->stopped && s->host.interrupted != NULL && s->host.interrupted(s->host.ctx))
         s->stopped = true;
     if (s->stopped) {
@@ -51,6 +63,27 @@ bool scr_script_interrupted(lua_State *L)
         lua_sethook(s->L, hook, LUA_MASKLINE | LUA_MASKCOUNT, 1);
     }
     return s->stopped;
+}
+
+int scr_script_finally(lua_State *L)
+{
+    struct scr_script *s = script_of(L);
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    luaL_checktype(L, 2, LUA_TFUNCTION);
+    lua_pushvalue(L, 1);
+    lua_insert(L, 3); /* fn, tidy, fn, arguments */
+    int status = lua_pcall(L, lua_gettop(L) - 3, LUA_MULTRET, 0);
+    double outer = s->shield_until;
+    if (outer == 0)
+        s->shield_until = clock_s() + SHIELD_SECONDS;
+    lua_pushvalue(L, 2);
+    int tidied = lua_pcall(L, 0, 0, 0);
+    s->shield_until = outer;
+    if (status != LUA_OK) {
+        lua_settop(L, 3); /* what fn raised matters more */
+        return lua_error(L);
+    }
+    return tidied == LUA_OK ? lua_gettop(L) - 2 : lua_error(L);
 }
 
 /* Coroutines inherit the hook, because it is set before any of them is made. */
@@ -129,11 +162,22 @@ static int fill(lua_State *L)
     return 0;
 }
 
-/* The message with a traceback behind it; error objects keep what they say of themselves. */
+static int as_text(lua_State *L)
+{
+    luaL_tolstring(L, 1, NULL);
+    return 1;
+}
+
+/* The message with a traceback behind it; error objects keep what they say of themselves, if they can. */
 static int with_traceback(lua_State *L)
 {
-    const char *msg = luaL_tolstring(L, 1, NULL);
-    luaL_traceback(L, L, msg, 1);
+    lua_pushcfunction(L, as_text);
+    lua_pushvalue(L, 1);
+    if (lua_pcall(L, 1, 1, 0) != LUA_OK) {
+        lua_pop(L, 1);
+        lua_pushfstring(L, "(an error that cannot be printed: a %s)", luaL_typename(L, 1));
+    }
+    luaL_traceback(L, L, lua_tostring(L, -1), 1);
     return 1;
 }
 

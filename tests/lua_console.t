@@ -102,4 +102,6 @@ interrupt "a loop around pcall" 'while true do pcall(function() while true do en
 interrupt "a coroutine in a loop" 'while true do coroutine.wrap(function() pcall(function() while true do end end) end)() end'
 interrupt "sleep" 'while true do pcall(rs.sleep, 100) end'
 interrupt "waiting for an event" 'while true do pcall(rs.next_event, 100) end'
+interrupt "what must be put back" 'rs.core.finally(function() while true do end end, function() local x = 0; for i = 1, 1e6 do x = x + i end; print("put back") end)'
+tap_ok "it was put back" grep -q "put back" "$TEST_SCRATCH/out"
 tap_done

@@ -1,0 +1,487 @@
+---@meta
+-- What language servers read about the module rs. Made by scripts/lua-docs.lua.
+
+---@class rs.model
+local rs_model = {}
+
+---@class rs.session
+local rs_session = {}
+
+---@class rs.tap
+local rs_tap = {}
+
+---@class rs.tensor
+local rs_tensor = {}
+
+---@class rs.notebook.book
+local rs_notebook_book = {}
+
+rs = {}
+rs.model = rs.model or {}
+rs.patch = rs.patch or {}
+rs.time = rs.time or {}
+rs.op = rs.op or {}
+rs.cmd = rs.cmd or {}
+rs.brk = rs.brk or {}
+rs.tensor = rs.tensor or {}
+rs.bench = rs.bench or {}
+rs.exp = rs.exp or {}
+rs.notebook = rs.notebook or {}
+local triage = {}
+
+---Print values as text, one after the other.
+---@param ... any
+function rs.show(...) end
+
+---Seconds of a monotonic clock.
+---@return number
+function rs.now() end
+
+---Wait; Ctrl-C ends it.
+---@param seconds number
+function rs.sleep(seconds) end
+
+---Any method of the protocol (docs/protocol.md) -> reply, blob.
+---@param method string
+---@param args? table
+---@param timeout_s? number
+---@return table reply
+---@return string|nil blob
+function rs.call(method, args, timeout_s) end
+
+---Use a running engine instead of one in this process: by its name, or the only one.
+---@param name? string
+function rs.connect(name) end
+
+---Call fn(event) for every event of a type ("token", "done", "state", "stopped", "log", ...) that a wait comes across.
+---@param kind string
+---@param fn fun(event: table)
+function rs.on(kind, fn) end
+
+---The next event of the engine, or nil when none came in time.
+---@param timeout_s? number
+---@return table|nil
+function rs.next_event(timeout_s) end
+
+---Open a model. Options: path (the shipped one by default, with 8 ranks), ranks, mode, ctx, patches {slot = impl}, numerics, graph_guard, max_seqs,
+---batch_tokens.
+---@param opts? table
+---@return rs.model
+function rs.model.open(opts) end
+
+---The model that is open now, or nil.
+---@return rs.model|nil
+function rs.model.current() end
+
+---What method "info" says, asked again.
+---@return table
+function rs_model:info() end
+
+---Close it; objects that belong to it are errors from then on.
+function rs_model:close() end
+
+---The mode, "graph" or "eager"; with an argument, set it -> took_ms.
+---@param mode? string
+---@return string|number
+function rs.mode(mode) end
+
+---The number of ranks; with an argument, shard the loaded model anew -> took_ms.
+---@param n? integer
+---@return number
+function rs.ranks(n) end
+
+---Settings: mode, ranks, numerics, graph_guard, spec -> the new state.
+---@param opts table
+---@return table
+function rs.set(opts) end
+
+---What the status line shows: mode, ranks, patches, generation, running, verdict, ...
+---@return table
+function rs.state() end
+
+---All slots with their implementations.
+---@return table
+function rs.patch.list() end
+
+---Choose an implementation, for all sites or those of a glob -> {generation=, cost=, took_ms=}.
+---@param slot string
+---@param impl string
+---@param site? string
+---@return table
+function rs.patch.set(slot, impl, site) end
+
+---Back to the generation before, or to generation n.
+---@param n? integer
+---@return table
+function rs.patch.revert(n) end
+
+---All slots to their defaults.
+function rs.patch.reset() end
+
+---Every change: generation, slot, from, to, time_us, by, took_ms.
+---@return table
+function rs.patch.history() end
+
+---Start an answer and do not wait. Options: prompt (special tokens are parsed) or segments or ids, temperature (0), max_tokens, top_k, top_p, min_p,
+---typical_p, seed, repeat_penalty, frequency_penalty, presence_penalty, stop, ignore_eos, session, thinking.
+---@param opts table
+---@return integer stream
+function rs.submit(opts) end
+
+---Wait for streams -> a table from id to {text=, thinking=, ids=, tokens=, stop=, verdict=, tok_per_s=, ...}.
+---@param streams integer[]
+---@param on_token? fun(event: table)
+---@return table
+function rs.wait(streams, on_token) end
+
+---An answer; options of rs.submit, and on_token = function(event).
+---@param opts table
+---@return table answer text, thinking, ids, tokens, stop, verdict, reason, tok_per_s ...
+function rs.generate(opts) end
+
+---Many prompts at once -> list of answers, in order.
+---@param list table[] options of rs.submit
+---@return table[]
+function rs.generate_all(list) end
+
+---Messages ({role=, content=}...) in the model's chat template -> segments, whether the answer begins inside a thought.
+---@param messages table[]
+---@param opts? table for the template: enable_thinking, add_generation_prompt ...
+---@return table[] segments
+---@return boolean thinking
+function rs.render(messages, opts) end
+
+---A conversation. Options: system, think.
+---@param opts? table
+---@return rs.session
+function rs.session(opts) end
+
+---Say something; options of rs.generate.
+---@param text string
+---@param opts? table
+---@return table answer
+function rs_session:chat(text, opts) end
+
+---The answer to a question in a fresh conversation; options of rs.generate, and think (false).
+---@param text string
+---@param opts? table
+---@return table answer
+function rs.ask(text, opts) end
+
+---One pass over tokens. Options: ids or prompt, logits ("last", "all", "none"), layers -> {argmax_each=, nll=, logits=, layers=, blob=, vocab=, n=}.
+---@param opts table
+---@return table
+function rs.forward(opts) end
+
+---Token ids of a text; special tokens are parsed only if asked for.
+---@param text string
+---@param special? boolean
+---@return integer[]
+function rs.encode(text, special) end
+
+---The text of token ids.
+---@param ids integer[]
+---@param special? boolean print control tokens
+---@return string
+function rs.decode(ids, special) end
+
+---Step times by mode, kind of op and layer.
+---@return table
+function rs.time.stats() end
+
+---All-reduces by rank: count, p50_us, p99_us, waiting and moving apart, algbw_gbs, busbw_gbs.
+---@return table
+function rs.time.allreduce() end
+
+---Ops of the program whose site matches the glob.
+---@param glob? string
+---@return table
+function rs.op.list(glob) end
+
+---What ran in the last step: impl, why, us by rank.
+---@return table
+function rs.op.ledger() end
+
+---The verdict on the last answer, or on that of a stream.
+---@param stream? integer
+---@return table verdict, reason, health, first_bad
+function rs.health(stream) end
+
+---Which part of which tensor lies where. Options: path, ranks, split; the open model by default.
+---@param opts? table
+---@return table
+function rs.audit(opts) end
+
+---Add a command to the console: fn gets what was typed after "/name" as one string.
+---@param name string letters, digits, - and _
+---@param fn fun(args: string)
+---@param help? string one line for /help
+function rs.cmd.add(name, fn, help) end
+
+---Take an added command away.
+---@param name string
+function rs.cmd.remove(name) end
+
+---Keep statistics of what ops write, in graph mode too. Options: what ("stats", "hash", "values", "copy"), n (values to keep), rank, out.
+---@param site string glob over sites
+---@param opts? table
+---@return rs.tap
+function rs.tap(site, opts) end
+
+---Take taps away: one by its id, those of a glob, or all.
+---@param which? integer|string
+---@return integer removed
+function rs.untap(which) end
+
+---What the flight recorder holds of armed sites. Options: steps (of the last 64), rank.
+---@param site? string glob
+---@param opts? table
+---@return table sites each with site, kind, layout, records
+function rs.read(site, opts) end
+
+---The same for this tap.
+---@param steps? integer
+---@return table
+function rs_tap:read(steps) end
+
+---Take it away.
+function rs_tap:untap() end
+
+---Watch for trouble. cond: nan, inf, allzero, constant, absmax>X, drift>X, rankdiff. Options: site (glob), action ("log", "stop"), rank, out.
+---@param cond string
+---@param opts? table
+---@return integer id
+function rs.watch(cond, opts) end
+
+---Take a watchpoint away, or all.
+---@param id? integer
+function rs.unwatch(id) end
+
+---All watchpoints with their hits.
+---@return table
+function rs.watches() end
+
+---Stop at ops. Options: when ("after", "before"), cond (such as "step > 3 && absmax > 100"), rank. Steps run eager while one is armed.
+---@param site string glob
+---@param opts? table
+---@return integer id
+function rs.brk.add(site, opts) end
+
+---Take one away, or all.
+---@param id? integer
+function rs.brk.del(id) end
+
+---All breakpoints with their hits.
+function rs.brk.list() end
+
+---Wait until the engine is stopped -> what stopped it, or nil when it was not in time.
+---@param timeout_s? number
+---@return table|nil
+function rs.brk.wait(timeout_s) end
+
+---Run n more ops, then stop.
+---@param n? integer
+function rs.step(n) end
+
+---Run to the first op of the next layer.
+function rs.next() end
+
+---Run to the next breakpoint.
+function rs.continue() end
+
+---Where the engine is stopped, or nil.
+---@return table|nil
+function rs.where() end
+
+---Read what an op wrote (or read: what = "in") while the engine is stopped, or of the last step where it is still there. Options: what, index, rank,
+---rows and cols ("0:4").
+---@param site string
+---@param opts? table
+---@return rs.tensor
+function rs.tensor.read(site, opts) end
+
+---Overwrite a tensor while the engine is stopped inside a step: with one value everywhere.
+---@param site string
+---@param value number
+---@param opts? table as rs.tensor.read
+---@return integer written
+function rs.tensor.write(site, value, opts) end
+
+---All values, row by row.
+---@return number[]
+function rs_tensor:values() end
+
+---One value; rows and columns count from 1.
+---@param row integer
+---@param col integer
+---@return number
+function rs_tensor:at(row, col) end
+
+---How far another tensor of the same shape is away: rel_l2, max_abs and where that is.
+---@param other rs.tensor
+---@return table
+function rs_tensor:diff(other) end
+
+---Write it as a NumPy file.
+---@param path string
+function rs_tensor:save(path) end
+
+---Run the same tokens under two configurations and compare every op; b may be {file = "x.npz"}. Options: prompt or segments or ids, site, tolerance, decode,
+---cache.
+---@param a table configuration: mode, ranks, numerics, patches, reset ...
+---@param b table
+---@param opts table
+---@return table first, ops, out_of_tolerance, compared, logits
+function rs.diff(a, b, opts) end
+
+---Write what every op writes to an .npz file. Options: prompt or segments or ids, site, config.
+---@param path string
+---@param opts table
+---@return table path, arrays, tokens
+function rs.dump(path, opts) end
+
+---Every op against the reference on its own inputs. Options: prompt or segments or ids, decode, site, tolerance, config.
+---@param opts table
+---@return table compared, out_of_tolerance, first, guilty
+function rs.replay(opts) end
+
+---The hyper-parameters in use against what models of this shape are known to use.
+---@return table model, facts, wrong, defaults
+function rs.hparams_check() end
+
+---The cache of a conversation against computing it again.
+---@param session integer
+---@return table
+function rs.cache_check(session) end
+
+---Decode speed, modes in turns so that none has the machine to itself. Options: tokens, repeats, modes.
+---@param opts? table
+---@return table by mode: tok_per_s (median), min, max
+function rs.bench.decode(opts) end
+
+---A configuration as one line: "mla=off mode=eager"; "default" when empty.
+---@param config table
+---@return string
+function rs.exp.name(config) end
+
+---Apply a configuration over what is set. Patches first in eager mode, so that an implementation that graphs refuse meets them with the mode it
+---is meant for.
+---@param config table
+function rs.exp.apply(config) end
+
+---Run fn(...) with the engine's present configuration put back afterwards, whatever happens, also when the operator interrupts it.
+---@param fn function
+---@return any ... what fn gives
+function rs.exp.restoring(fn, ...) end
+
+---Every combination of levels on every prompt, in turns. Options: factors {slot = {levels; the first is the baseline}}, prompts, repeats (1), max_tokens (40),
+---reference (answers that are known to be right), progress = function(done, total, seconds_left).
+---@param o table
+---@return table result arms (config, right, agreement, tok_per_s, spread, verdicts), factors, effects, sentences, seconds
+function rs.exp.run(o) end
+
+---Main effects and two-way interactions on agreement (0..1) and speed: list of {factor=, level=, agreement=, tok_per_s=} and
+---{a=, level_a=, b=, level_b=, agreement=}.
+---@param r table result of exp.run
+---@return table
+function rs.exp.effects(r) end
+
+---What the table says, in words.
+---@param r table result of exp.run
+---@return string[]
+function rs.exp.sentences(r) end
+
+---The table as text.
+---@param r table result of exp.run
+---@return string
+function rs.exp.table(r) end
+
+---Effects as text: main effects, then the interactions that are not nothing.
+---@param r table result of exp.run
+---@return string
+function rs.exp.effects_text(r) end
+
+---The smallest part of `patches` ({slot=impl}) that is still bad (delta debugging; interactions are found, because subsets are tried together).
+---bad(config) -> true when the configuration shows the fault. log(config, is_bad) is called for every probe. -> config, number of probes.
+---@param patches table
+---@param bad fun(config: table): boolean
+---@param log? fun(config: table, is_bad: boolean)
+---@return table|nil config nil: all together are not bad
+---@return integer probes
+function rs.exp.bisect(patches, bad, log) end
+
+---Open a notebook file, the user's own by default.
+---@param path? string
+---@return rs.notebook.book
+function rs.notebook.open(path) end
+
+---Close it.
+function rs_notebook_book:close() end
+
+---Record a claim: {statement=, steps={{config={mla="off"}, expect="right"}, ...}, question=, reference=}. The steps are run first.
+---@param o table
+---@return integer id
+---@return string status
+function rs_notebook_book:claim(o) end
+
+---Run a claim's steps again under the present configuration; all claims without an id -> list of {id=, statement=, before=, status=, note=}.
+---@param id? integer
+---@return table[]
+function rs_notebook_book:retest(id) end
+
+---All claims; refuted and untestable ones first.
+---@return table[]
+function rs_notebook_book:claims() end
+
+---Record a hypothesis, open at first.
+---@param statement string
+---@return integer id
+function rs_notebook_book:hypothesis(statement) end
+
+---Settle a hypothesis: open, supported, refuted or superseded. Tasks tied to it change with it, so that no list goes stale.
+---@param id integer
+---@param status string
+function rs_notebook_book:resolve(id, status) end
+
+---All hypotheses.
+---@return table[]
+function rs_notebook_book:hypotheses() end
+
+---Record a task, tied to a hypothesis if one is given.
+---@param text string
+---@param hypothesis? integer
+---@return integer id
+function rs_notebook_book:task(text, hypothesis) end
+
+---Set a task's state: open, in progress, done or superseded.
+---@param id integer
+---@param status string
+function rs_notebook_book:task_status(id, status) end
+
+---All tasks.
+---@return table[]
+function rs_notebook_book:tasks() end
+
+---Keep the result of exp.run.
+---@param name string
+---@param r table
+---@return integer id
+function rs_notebook_book:experiment(name, r) end
+
+---All experiments.
+---@return table[]
+function rs_notebook_book:experiments() end
+
+---Everything as Markdown.
+---@return string
+function rs_notebook_book:markdown() end
+
+---Find the op that makes the output bad, under the configuration that is set. Options: prompts (questions; some of the shipped model's by default), all (go on
+---after the first finding), progress = function(name, seconds, text).
+---@param opts? table
+---@return table verdict ("guilty", "healthy", "unexplained"), op, site, slot, ranks, reason, findings, steps, seconds
+function triage.run(opts) end
+
+---Print the result of triage.run.
+---@param r table
+function triage.report(r) end
