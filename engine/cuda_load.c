@@ -161,8 +161,23 @@ static enum rs_result load_rank(struct cuda_gpu *g, struct cuda_rank *r, struct 
     return RS_OK;
 }
 
+/* Types that the CPU computes with and these kernels do not are refused by name. */
+static enum rs_result check_types(const struct cuda_gpu *g, struct rs_error *err)
+{
+    for (int p = 0; p < 2; p++)
+        for (uint32_t i = 0; g->n_local != 0 && g->c->prog[p] != NULL && i < g->c->prog[p]->n_views; i++) {
+            const struct op_view *v = plan_view(g->c->prog[p], g->rank0, i);
+            if (v->rows != 0 && !kcu_takes_type(v->type))
+                return error_set(err, RS_EUNSUPPORTED, "%s is %s, which has no CUDA kernel yet", v->tensor, krn_type_info(v->type)->name);
+        }
+    return RS_OK;
+}
+
 enum rs_result cuda_load(struct cuda_gpu *g, struct rs_error *err)
 {
+    enum rs_result types = check_types(g, err);
+    if (types != RS_OK)
+        return types;
     struct stage s = {.t0 = seconds()};
     cudaError_t e = cudaSuccess;
     for (uint32_t i = 0; i < g->n_local; i++)

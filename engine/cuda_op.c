@@ -1,7 +1,7 @@
 /* Launching the list of ops: which kernel an op becomes, and which neighbours become one. The ledger of fusion:
  *
  *   allreduce, residual, norm            one join
- *   q_norm, kv_store                     one launch; kv_store is done early, which nobody notices: its input is ready
+ *   q_norm, kv_store, q_b                one launch (q_b for one row); kv_store is done early, which nobody notices: its input is ready
  *   q_rope                               inside the attention's first kernel, written back in place
  *   gate_up, act (and the shared expert) one launch
  *   exps.down, shexp.down                one launch
@@ -532,6 +532,13 @@ static enum rs_result run_latent(struct walk *w, struct cuda_rank *r, const stru
         a.kv_col = kv->in[0].col;
         a.kv_norm = vec(w, r, kv, 0);
         a.cache = r->kv[kv->layer];
+    }
+    const struct op *next = q != NULL ? &w->prog->ops[q->index + 1] : NULL;
+    const struct kcu_mat *m = next != NULL && kv != NULL && next->kind == OP_LINEAR ? mat(w, r, next, 0) : NULL;
+    if (m != NULL && w->s->choices[next->index].matmul == MATMUL_INT8 && kcu_latent_linear_takes(&a, m)) {
+        RUN(kcu_latent_linear(&w->l, &a, m, at(w, r, &next->out[0])));
+        w->done[next->index] = true;
+        return RS_OK;
     }
     RUN(kcu_latent(&w->l, &a));
     return RS_OK;

@@ -34,9 +34,32 @@ static __device__ float block_rms(const float *x, uint32_t n, float eps, float *
     return result;
 }
 
-template <int C> static __global__ void __launch_bounds__(512) latent_kernel(const __grid_constant__ struct kcu_latent a, uint64_t *at)
+template <int C> static __device__ void store_latent(const struct kcu_latent &a, uint32_t row, float *unit)
 {
     typedef typename cache_elem<C>::t T;
+    float *z = a.z + row * a.z_pitch;
+    float *c = z + a.kv_col;
+    const uint32_t pos = (uint32_t)a.b.pos[row], half = a.r / 2;
+    T *dst = (T *)a.cache + page_row(a.b, row, pos) * (a.l + a.r);
+    const float s = block_rms(c, a.l, a.eps, unit);
+    for (uint32_t i = threadIdx.x; i < a.l; i += blockDim.x) {
+        const float v = c[i] * s * a.kv_norm[i];
+        c[i] = v;
+        put(dst + i, v);
+    }
+    for (uint32_t i = threadIdx.x; i < half; i += blockDim.x) {
+        const float u = c[a.l + 2 * i], v = c[a.l + 2 * i + 1], co = a.rope.cos[(size_t)pos * half + i],
+                    si = a.rope.sin[(size_t)pos * half + i];
+        const float x = __fsub_rn(__fmul_rn(u, co), __fmul_rn(v, si)), y = __fadd_rn(__fmul_rn(u, si), __fmul_rn(v, co));
+        c[a.l + 2 * i] = x;
+        c[a.l + 2 * i + 1] = y;
+        put(dst + a.l + 2 * i, x);
+        put(dst + a.l + 2 * i + 1, y);
+    }
+}
+
+template <int C> static __global__ void __launch_bounds__(512) latent_kernel(const __grid_constant__ struct kcu_latent a, uint64_t *at)
+{
     __shared__ float unit[512];
     pdl_release();
     pdl_wait();
@@ -59,24 +82,7 @@ template <int C> static __global__ void __launch_bounds__(512) latent_kernel(con
         }
         return;
     }
-    float *c = z + a.kv_col;
-    const uint32_t pos = (uint32_t)a.b.pos[row], half = a.r / 2;
-    T *dst = (T *)a.cache + page_row(a.b, row, pos) * (a.l + a.r);
-    const float s = block_rms(c, a.l, a.eps, unit);
-    for (uint32_t i = threadIdx.x; i < a.l; i += blockDim.x) {
-        const float v = c[i] * s * a.kv_norm[i];
-        c[i] = v;
-        put(dst + i, v);
-    }
-    for (uint32_t i = threadIdx.x; i < half; i += blockDim.x) {
-        const float u = c[a.l + 2 * i], v = c[a.l + 2 * i + 1], co = a.rope.cos[(size_t)pos * half + i],
-                    si = a.rope.sin[(size_t)pos * half + i];
-        const float x = __fsub_rn(__fmul_rn(u, co), __fmul_rn(v, si)), y = __fadd_rn(__fmul_rn(u, si), __fmul_rn(v, co));
-        c[a.l + 2 * i] = x;
-        c[a.l + 2 * i + 1] = y;
-        put(dst + a.l + 2 * i, x);
-        put(dst + a.l + 2 * i + 1, y);
-    }
+    store_latent<C>(a, row, unit);
 }
 
 extern "C" cudaError_t kcu_latent(const struct kcu_launch *l, const struct kcu_latent *a)
@@ -92,6 +98,80 @@ extern "C" cudaError_t kcu_latent(const struct kcu_launch *l, const struct kcu_l
     case KCU_CACHE_F16: return launch(l, latent_kernel<KCU_CACHE_F16>, grid, dim3(512), 0, 0, *a, l->stamp);
     default: return launch(l, latent_kernel<KCU_CACHE_BF16>, grid, dim3(512), 0, 0, *a, l->stamp);
     }
+}
+
+/* One row: the norm of q_a and its int8 form made by every block of the projection that follows, in shared memory; one block more stores the latent.
+ * Block 0 writes what the two ops alone would have written. */
+enum { MAX_Q = 2048, ROW_THREADS = 256 };
+
+static __global__ void __launch_bounds__(ROW_THREADS)
+    latent_linear_kernel(const __grid_constant__ struct kcu_latent a, const struct kcu_mat m, float *y, uint32_t lpr, uint64_t *at)
+{
+    typedef fmt<KRN_Q8_0> F;
+    __shared__ __align__(16) uint8_t xs[MAX_Q / 32 * 48];
+    __shared__ float unit[MAX_Q / 32];
+    pdl_release();
+    if (blockIdx.x == gridDim.x - 1) {
+        pdl_wait();
+        store_latent<KCU_CACHE_F16>(a, 0, unit);
+        return;
+    }
+    const uint32_t r = blockIdx.x * (ROW_THREADS / lpr) + threadIdx.x / lpr, sub = threadIdx.x % lpr, n = a.q_width, units = n / 32,
+                   lane = threadIdx.x % 32;
+    const bool on = r < m.rows;
+    const float acc = dot_staged<F, 4>(m.w + (size_t)(on ? r : 0) * m.pitch, on, m.k, sub, lpr, xs, [&] {
+        float4 w[2], v[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint32_t col = 4 * (threadIdx.x + i * ROW_THREADS);
+            w[i] = col < n ? __ldg((const float4 *)(a.q_norm + col)) : make_float4(0, 0, 0, 0);
+        }
+        pdl_wait();
+        stamp(at);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint32_t col = 4 * (threadIdx.x + i * ROW_THREADS);
+            v[i] = col < n ? *(const float4 *)(a.z + a.q_col + col) : make_float4(0, 0, 0, 0);
+            float sq = v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
+            for (int o = 1; o < 8; o *= 2)
+                sq += __shfl_xor_sync(0xffffffffu, sq, o);
+            if (lane % 8 == 0 && col < n)
+                unit[col / 32] = sq;
+        }
+        __syncthreads();
+        float s = 0;
+        for (uint32_t u = lane; u < units; u += 32)
+            s += unit[u];
+        const float t = 1.0f / sqrtf(warp_sum(s, 32) / (float)n + a.eps);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint32_t col = 4 * (threadIdx.x + i * ROW_THREADS);
+            const float h[4] = {v[i].x * t * w[i].x, v[i].y * t * w[i].y, v[i].z * t * w[i].z, v[i].w * t * w[i].w};
+            uint8_t *chunk = xs + (col < n ? col / 32 : 0) * 48;
+            q8_block8_to(h, (uint32_t *)(chunk + col % 32), (krn_q8_block *)(chunk + 32), col < n);
+            if (blockIdx.x != 0)
+                continue;
+            if (col < n)
+                *(float4 *)(a.qr + col) = make_float4(h[0], h[1], h[2], h[3]);
+            q8_block8(h, a.q8, n, col, col < n);
+        }
+        __syncthreads();
+    });
+    const float v = warp_sum(acc, lpr);
+    if (on && sub == 0)
+        y[r] = v;
+}
+
+extern "C" bool kcu_latent_linear_takes(const struct kcu_latent *a, const struct kcu_mat *m)
+{
+    return a->b.n == 1 && a->cache_type == KCU_CACHE_F16 && a->q_width <= MAX_Q && a->q_width % 32 == 0 && a->q8 != NULL && a->store &&
+           a->l <= MAX_Q && m->w != NULL && m->type == KRN_Q8_0 && m->k == a->q_width;
+}
+
+extern "C" cudaError_t kcu_latent_linear(const struct kcu_launch *l, const struct kcu_latent *a, const struct kcu_mat *m, float *y)
+{
+    const uint32_t lpr = lanes_for(m->type, m->k, true), per = ROW_THREADS / lpr;
+    return launch(l, latent_linear_kernel, dim3((m->rows + per - 1) / per + 1), dim3(ROW_THREADS), 0, 0, *a, *m, y, lpr, l->stamp);
 }
 
 /* ---- rotation of queries ---- */

@@ -87,8 +87,9 @@ static __device__ __forceinline__ float q8_scale(uint32_t max_bits)
                                        : __fdiv_rn(__uint_as_float(max_bits), 127.0f);
 }
 
-/* Eight neighbouring lanes hold four values each of one 32-value block: write the block. All lanes of the warp call; `on` says who writes. */
-static __device__ __forceinline__ void q8_block8(const float v[4], uint8_t *row, uint32_t width, uint32_t col, bool on)
+/* Eight neighbouring lanes hold four values each of one 32-value block: codes to *q (each lane its four), the block by the first of the eight. All
+ * lanes of the warp call; `on` says who writes. */
+static __device__ __forceinline__ void q8_block8_to(const float v[4], uint32_t *codes, krn_q8_block *block, bool on)
 {
     uint32_t m = 0;
     for (int i = 0; i < 4; i++)
@@ -105,13 +106,17 @@ static __device__ __forceinline__ void q8_block8(const float v[4], uint8_t *row,
     int other = __shfl_xor_sync(0xffffffffu, sum, 4);
     if (!on)
         return;
-    *(uint32_t *)(row + col) =
-        (uint32_t)(q[0] & 255) | (uint32_t)(q[1] & 255) << 8 | (uint32_t)(q[2] & 255) << 16 | (uint32_t)(q[3] & 255) << 24;
-    if (col % 32 == 0) {
+    *codes = (uint32_t)(q[0] & 255) | (uint32_t)(q[1] & 255) << 8 | (uint32_t)(q[2] & 255) << 16 | (uint32_t)(q[3] & 255) << 24;
+    if (threadIdx.x % 8 == 0) {
         float d = q8_scale(m);
-        krn_q8_block *b = (krn_q8_block *)(row + q8_offset(width)) + col / 32;
-        *(float4 *)b = make_float4(d, d * (float)(sum + other), __int_as_float(-(sum + other)), __int_as_float(-sum));
+        *(float4 *)block = make_float4(d, d * (float)(sum + other), __int_as_float(-(sum + other)), __int_as_float(-sum));
     }
+}
+
+/* The same into a row of the int8 form, at column col of this lane. */
+static __device__ __forceinline__ void q8_block8(const float v[4], uint8_t *row, uint32_t width, uint32_t col, bool on)
+{
+    q8_block8_to(v, (uint32_t *)(row + col), (krn_q8_block *)(row + q8_offset(width)) + col / 32, on);
 }
 
 /* One warp holds one value per lane of a 32-value block. */

@@ -39,6 +39,9 @@ struct kcu_mat {
     size_t pitch, mat_pitch;
 };
 
+/* Do these kernels compute with a type? */
+bool kcu_takes_type(uint32_t type);
+
 /* Bytes from row to row in device form; a multiple of 16. */
 size_t kcu_pitch(uint32_t type, uint32_t k);
 
@@ -147,8 +150,7 @@ struct kcu_join {
     uint8_t *q8[KCU_MAX_LOCAL];
     size_t part_pitch, x_pitch, h_pitch, q8_pitch;
     const float *w;
-    uint32_t n, width; /* rows, columns (a multiple of 4) */
-    uint32_t blocks;   /* per row: 1, 2, 4 or 8, a cluster; 0: chosen by width. The result does not depend on it */
+    uint32_t n, width; /* rows, columns (a multiple of 4, at most 16,384) */
     float eps;
     bool reduce, bf16;
     /* other GPUs: packets of 16 bytes {data, epoch, data, epoch} are pushed into their receive buffers */
@@ -219,6 +221,10 @@ struct kcu_latent {
     enum kcu_cache cache_type;
 };
 cudaError_t kcu_latent(const struct kcu_launch *l, const struct kcu_latent *a);
+
+/* All of it and the projection of the normed q (y = m . qr) in one launch, where takes() says so: one row, f16 cache, Q8_0. */
+bool kcu_latent_linear_takes(const struct kcu_latent *a, const struct kcu_mat *m);
+cudaError_t kcu_latent_linear(const struct kcu_launch *l, const struct kcu_latent *a, const struct kcu_mat *m, float *y);
 
 cudaError_t kcu_rope_q(const struct kcu_launch *l, const struct kcu_batch *b, const struct kcu_rope *rope, float *q, size_t pitch,
                        uint32_t heads, uint32_t head_dim, uint32_t offset, bool interleaved);

@@ -143,6 +143,11 @@ template <class F> struct staged { /* int8: codes, then blocks */
     }
 };
 
+/* Units in flight per lane. */
+template <class F> struct depth {
+    enum { N = F::W == 64 ? 2 : 4 };
+};
+
 static inline size_t staged_bytes(uint32_t type, uint32_t k)
 {
     return unit_of(type) == 64 ? (size_t)k / 64 * 112 : (size_t)k / 32 * 48;

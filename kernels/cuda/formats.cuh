@@ -427,8 +427,7 @@ template <> __device__ __forceinline__ float tail_value<plain_16<true>>(const ui
 /* Call f.template run<F>() with the F of a type; quantised ones only, or all as values. */
 #define KCU_EACH_QUANT(X)                                                                                                                  \
     X(KRN_Q8_0)                                                                                                                            \
-    X(KRN_Q4_K) X(KRN_Q5_K) X(KRN_Q6_K) X(KRN_Q4_0) X(KRN_Q4_1) X(KRN_Q5_0) X(KRN_Q5_1) X(KRN_IQ4_NL) X(KRN_IQ4_XS) X(KRN_Q2_K)            \
-        X(KRN_Q3_K)
+    X(KRN_Q4_K) X(KRN_Q5_K) X(KRN_Q6_K) X(KRN_Q4_0) X(KRN_Q4_1) X(KRN_Q5_0) X(KRN_Q5_1) X(KRN_IQ4_NL) X(KRN_IQ4_XS) X(KRN_Q2_K) X(KRN_Q3_K)
 
 static __host__ __device__ inline bool is_quant(uint32_t type)
 {

@@ -116,105 +116,123 @@ static __device__ __forceinline__ float4 reduce_quad(const struct kcu_join &a, u
     return sum;
 }
 
-/* blockIdx.y: row. Thread t of block b in the cluster has quad b * per + t. blockDim is a multiple of 32, so that eight lanes are one 32-value block. */
-template <bool CLUSTER>
-static __global__ void __launch_bounds__(1024, 1) join_kernel(const __grid_constant__ struct kcu_join a, uint32_t per, uint64_t *at)
+/* blockIdx.y: row. Q quads per thread, the threads of a cluster's blocks in one line; eight neighbouring lanes are one 32-value block. The residual
+ * comes while packets go. BLOCKS: of the cluster; packets leave faster from several multiprocessors. */
+enum { MAX_UNITS = 512 };
+
+template <int Q, int T, int BLOCKS>
+static __global__ void __launch_bounds__(T, 1) join_kernel(const __grid_constant__ struct kcu_join a, uint64_t *at)
 {
-    __shared__ float unit[128]; /* sums of squares of this block's 32-value units */
-    __shared__ float total;
+    __shared__ float unit[MAX_UNITS]; /* sums of squares of this block's 32-value units */
     pdl_release();
-    const uint32_t quads = a.width / 4, row = blockIdx.y, quad = blockIdx.x * per + threadIdx.x, lane = threadIdx.x % 32;
-    const bool on = threadIdx.x < per && quad < quads, first = (threadIdx.x | blockIdx.x | blockIdx.y) == 0;
-    float4 w = make_float4(0, 0, 0, 0);
-    if (a.w != nullptr && on)
-        w = __ldg((const float4 *)a.w + quad);
+    const uint32_t quads = a.width / 4, row = blockIdx.y, lane = threadIdx.x % 32, units = (quads + 7) / 8, line = gridDim.x * blockDim.x;
+    const uint32_t self = blockIdx.x * blockDim.x + threadIdx.x, per_block = blockDim.x / 8;
+    const bool first = (self | blockIdx.y) == 0;
+    float4 w[Q], x[Q], sum[Q];
+#pragma unroll
+    for (int i = 0; i < Q; i++) {
+        const uint32_t quad = i * line + self;
+        w[i] = a.w != nullptr && quad < quads ? __ldg((const float4 *)a.w + quad) : make_float4(0, 0, 0, 0);
+    }
     pdl_wait();
     stamp(at);
     if (a.reduce && a.delay_ns != 0 && a.delay_rank >= (int32_t)a.rank0 && a.delay_rank < (int32_t)(a.rank0 + a.n_local))
         for (const uint64_t t0 = now_ns(); now_ns() - t0 < a.delay_ns;)
             ;
-    float4 sum;
-    if (a.reduce)
-        sum = reduce_quad(a, row, quad, on);
+#pragma unroll
+    for (int i = 0; i < Q; i++) {
+        const uint32_t quad = i * line + self;
+        x[i] = a.x[0] != nullptr && quad < quads ? *((const float4 *)(a.x[0] + row * a.x_pitch) + quad) : make_float4(0, 0, 0, 0);
+        sum[i] = make_float4(0, 0, 0, 0);
+    }
+    if (a.reduce) {
+#pragma unroll
+        for (int i = 0; i < Q; i++)
+            sum[i] = reduce_quad(a, row, i * line + self, i * line + self < quads);
+    }
     if (a.ready != nullptr && first)
         *(volatile uint64_t *)a.ready = now_ns();
-    for (uint32_t i = 0; i < a.n_local; i++) {
-        float4 v = sum;
-        if (on) {
-            float4 *part = (float4 *)(a.part[i] + row * a.part_pitch) + quad;
+    for (uint32_t r = 0; r < a.n_local; r++) {
+        float4 v[Q];
+#pragma unroll
+        for (int i = 0; i < Q; i++) {
+            const uint32_t quad = i * line + self;
+            v[i] = make_float4(0, 0, 0, 0);
+            if (quad >= quads)
+                continue;
+            float4 *part = (float4 *)(a.part[r] + row * a.part_pitch) + quad;
+            v[i] = a.reduce ? sum[i] : *part;
             if (a.reduce)
-                *part = v;
-            else
-                v = *part;
-            if (a.x[i] != nullptr) {
-                float4 *x = (float4 *)(a.x[i] + row * a.x_pitch) + quad;
-                v = *x + v;
-                *x = v;
+                *part = v[i];
+            if (a.x[r] != nullptr) {
+                float4 *to = (float4 *)(a.x[r] + row * a.x_pitch) + quad;
+                v[i] = (r == 0 ? x[i] : *to) + v[i];
+                *to = v[i];
             }
-        } else {
-            v = make_float4(0, 0, 0, 0);
         }
         if (a.w == nullptr)
             continue;
-        float sq = v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-        for (int o = 1; o < 8; o *= 2)
-            sq += __shfl_xor_sync(0xffffffffu, sq, o);
-        if (i > 0) { /* the previous rank's sums have been read */
-            if (CLUSTER)
+        if (r > 0) { /* the previous rank's sums have been read */
+            if (BLOCKS > 1)
                 cg::this_cluster().sync();
             else
                 __syncthreads();
         }
-        if (lane % 8 == 0 && threadIdx.x / 8 < 128)
-            unit[threadIdx.x / 8] = sq;
-        if (CLUSTER)
+#pragma unroll
+        for (int i = 0; i < Q; i++) {
+            float sq = v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
+            for (int o = 1; o < 8; o *= 2)
+                sq += __shfl_xor_sync(0xffffffffu, sq, o);
+            if (lane % 8 == 0)
+                unit[i * per_block + threadIdx.x / 8] = sq;
+        }
+        if (BLOCKS > 1)
             cg::this_cluster().sync();
         else
             __syncthreads();
-        if (threadIdx.x < 32) { /* all units in one order, whatever the number of blocks */
-            const uint32_t units = (quads + 7) / 8, per_block = per / 8;
-            float s = 0;
-            for (uint32_t u = lane; u < units; u += 32) {
-                const float *from = unit;
-                if (CLUSTER)
-                    from = cg::this_cluster().map_shared_rank(unit, u / per_block);
-                s += from[CLUSTER ? u % per_block : u];
+        float s = 0; /* every warp adds all units, in one order */
+        for (uint32_t u = lane; u < units; u += 32) {
+            if (BLOCKS > 1) { /* Q is 1 */
+                const float *from = cg::this_cluster().map_shared_rank(unit, u / per_block);
+                s += from[u % per_block];
+            } else {
+                s += unit[u];
             }
-            s = warp_sum(s, 32);
-            if (lane == 0)
-                total = 1.0f / sqrtf(s / (float)a.width + a.eps);
         }
-        __syncthreads();
-        const float t = total;
-        const float h[4] = {v.x * t * w.x, v.y * t * w.y, v.z * t * w.z, v.w * t * w.w};
-        if (on)
-            *((float4 *)(a.h[i] + row * a.h_pitch) + quad) = make_float4(h[0], h[1], h[2], h[3]);
-        if (a.q8[i] != nullptr)
-            q8_block8(h, a.q8[i] + row * a.q8_pitch, a.width, quad * 4, on);
+        const float t = 1.0f / sqrtf(warp_sum(s, 32) / (float)a.width + a.eps);
+#pragma unroll
+        for (int i = 0; i < Q; i++) {
+            const uint32_t quad = i * line + self;
+            const float h[4] = {v[i].x * t * w[i].x, v[i].y * t * w[i].y, v[i].z * t * w[i].z, v[i].w * t * w[i].w};
+            if (quad < quads)
+                *((float4 *)(a.h[r] + row * a.h_pitch) + quad) = make_float4(h[0], h[1], h[2], h[3]);
+            if (a.q8[r] != nullptr)
+                q8_block8(h, a.q8[r] + row * a.q8_pitch, a.width, quad * 4, quad < quads);
+        }
     }
     if (a.done != nullptr && first)
         *(volatile uint64_t *)a.done = now_ns();
-    if (CLUSTER && a.w != nullptr)
+    if (BLOCKS > 1 && a.w != nullptr)
         cg::this_cluster().sync(); /* nobody leaves while others read its sums */
+}
+
+template <int Q, int T, int BLOCKS> static cudaError_t join(const struct kcu_launch *l, const struct kcu_join *a, uint32_t threads)
+{
+    return launch(l, join_kernel<Q, T, BLOCKS>, dim3(BLOCKS, a->n), dim3((threads + 31) / 32 * 32), 0, BLOCKS, *a, l->stamp);
 }
 
 extern "C" cudaError_t kcu_join(const struct kcu_launch *l, const struct kcu_join *a)
 {
-    const uint32_t quads = a->width / 4, units = (quads + 7) / 8;
+    const uint32_t quads = a->width / 4;
     if (a->n == 0 || quads == 0)
         return cudaSuccess;
-    const uint32_t least = (quads + 1023) / 1024;
-    uint32_t blocks = a->blocks != 0               ? a->blocks
-                      : a->reduce && a->n_gpus > 1 ? a->n_gpus > 2 ? 8 : 4
-                                                   : 1; /* packets go out faster from several multiprocessors */
-    blocks = blocks > least ? blocks : least;
-    blocks = blocks > units ? units : blocks;
-    while (blocks & (blocks - 1)) /* cluster sizes are powers of two here */
-        blocks++;
-    uint32_t per = (units + blocks - 1) / blocks * 8;
-    if (blocks > 8 || per > 1024)
+    if (quads > 4096)
         return cudaErrorInvalidValue;
-    if (blocks > 1)
-        return launch(l, join_kernel<true>, dim3(blocks, a->n), dim3((per + 31) / 32 * 32), 0, blocks, *a, per, l->stamp);
-    return launch(l, join_kernel<false>, dim3(1, a->n), dim3((per + 31) / 32 * 32), 0, 0, *a, per, l->stamp);
+    if (a->reduce && a->n_gpus > 1 && quads > 512 && a->n <= 8)
+        return join<1, 512, 8>(l, a, (quads + 7) / 8);
+    if (quads <= 512)
+        return join<1, 512, 1>(l, a, quads);
+    if (quads <= 1536)
+        return join<2, 768, 1>(l, a, (quads + 1) / 2);
+    return join<4, 1024, 1>(l, a, (quads + 3) / 4);
 }

@@ -98,18 +98,18 @@ static __global__ void __launch_bounds__(MAXT, 1024 / MAXT) gated_int8_kernel(co
     const uint8_t *w = m.w + mat * m.mat_pitch + (size_t)(here ? r : 0) * m.pitch, *q8 = g.in.q8 + row * g.in.q8_pitch;
     float acc;
     if (E == S || !second)
-        acc = dot_staged < fmt<E>, fmt<E>::W == 64 ? 2 : 4 > (w, here, m.k, sub, t.lpr, xs, [&] {
-                                                             pdl_wait();
-                                                             stamp(at);
-                                                             staged<fmt<E>>::load(q8, m.k, xs, threadIdx.x, blockDim.x);
-                                                             __syncthreads();
-                                                         });
+        acc = dot_staged<fmt<E>, depth<fmt<E>>::N>(w, here, m.k, sub, t.lpr, xs, [&] {
+            pdl_wait();
+            stamp(at);
+            staged<fmt<E>>::load(q8, m.k, xs, threadIdx.x, blockDim.x);
+            __syncthreads();
+        });
     else
-        acc = dot_staged < fmt<S>, fmt<S>::W == 64 ? 2 : 4 > (w, here, m.k, sub, t.lpr, xs, [&] {
-                                                             pdl_wait();
-                                                             staged<fmt<S>>::load(q8, m.k, xs, threadIdx.x, blockDim.x);
-                                                             __syncthreads();
-                                                         });
+        acc = dot_staged<fmt<S>, depth<fmt<S>>::N>(w, here, m.k, sub, t.lpr, xs, [&] {
+            pdl_wait();
+            staged<fmt<S>>::load(q8, m.k, xs, threadIdx.x, blockDim.x);
+            __syncthreads();
+        });
     acc = warp_sum(acc, t.lpr);
     if (sub == 0)
         sum[group] = acc;
@@ -239,17 +239,17 @@ static __global__ void __launch_bounds__(512, 1) down_kernel(const __grid_consta
     *y = sum;
 }
 
-/* The same for known types and int8 activations: two warps per slot; short rows take four lanes each, and a block goes on for `rounds` rounds. */
+/* The same for known types and int8 activations: two warps per slot; short rows take four lanes each and two rounds. */
 enum { SLOT_THREADS = 64 };
 
-template <int E, int S>
+template <int E, int S, int LPR, int ROUNDS>
 static __global__ void __launch_bounds__(640, 1)
-    down_int8_kernel(const __grid_constant__ struct kcu_down a, uint32_t slot_bytes, uint32_t lpr, uint32_t rounds, uint64_t *at)
+    down_int8_kernel(const __grid_constant__ struct kcu_down a, uint32_t slot_bytes, uint64_t *at)
 {
     extern __shared__ __align__(16) uint8_t xs[]; /* per slot */
     __shared__ float part[2][DOWN_SLOTS][SLOT_THREADS / 4];
     pdl_release();
-    const uint32_t sub = threadIdx.x % lpr, i = threadIdx.x / lpr, per = SLOT_THREADS / lpr, row = blockIdx.y, s = threadIdx.y;
+    const uint32_t sub = threadIdx.x % LPR, i = threadIdx.x / LPR, per = SLOT_THREADS / LPR, row = blockIdx.y, s = threadIdx.y;
     const uint32_t experts = a.down.w != nullptr && !a.shared_only ? a.n_used : 0, slots = experts + (a.shared.w != nullptr);
     const bool mine = s == experts;
     const struct kcu_mat &m = mine ? a.shared : a.down;
@@ -271,33 +271,33 @@ static __global__ void __launch_bounds__(640, 1)
         mat = on ? e - a.expert0 : 0;
     }
     const uint8_t *q8 = in.q8 + from * in.q8_pitch, *w = m.w + mat * m.mat_pitch;
-    for (uint32_t round = 0; round < rounds; round++) {
-        const uint32_t r = (blockIdx.x * rounds + round) * per + i;
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        const uint32_t r = (blockIdx.x * ROUNDS + round) * per + i;
         const bool here = on && r < a.width;
         const uint8_t *line = w + (size_t)(here ? r : 0) * m.pitch;
         float v;
         if (E == S || !mine)
-            v = dot_staged < fmt<E>, fmt<E>::W == 64 ? 2 : 4 > (line, here, m.k, sub, lpr, x, [&] {
-                                                               if (round != 0)
-                                                                   return;
-                                                               pdl_wait();
-                                                               stamp(at);
-                                                               staged<fmt<E>>::load(q8, m.k, x, threadIdx.x, blockDim.x);
-                                                               __syncthreads();
-                                                           });
+            v = dot_staged<fmt<E>, depth<fmt<E>>::N>(line, here, m.k, sub, LPR, x, [&] {
+                if (round != 0)
+                    return;
+                pdl_wait();
+                stamp(at);
+                staged<fmt<E>>::load(q8, m.k, x, threadIdx.x, blockDim.x);
+                __syncthreads();
+            });
         else
-            v = dot_staged < fmt<S>, fmt<S>::W == 64 ? 2 : 4 > (line, here, m.k, sub, lpr, x, [&] {
-                                                               if (round != 0)
-                                                                   return;
-                                                               pdl_wait();
-                                                               staged<fmt<S>>::load(q8, m.k, x, threadIdx.x, blockDim.x);
-                                                               __syncthreads();
-                                                           });
-        v = warp_sum(v, lpr);
+            v = dot_staged<fmt<S>, depth<fmt<S>>::N>(line, here, m.k, sub, LPR, x, [&] {
+                if (round != 0)
+                    return;
+                pdl_wait();
+                staged<fmt<S>>::load(q8, m.k, x, threadIdx.x, blockDim.x);
+                __syncthreads();
+            });
+        v = warp_sum(v, LPR);
         if (sub == 0)
             part[round & 1][order][i] = mine ? v : scale * v;
         __syncthreads();
-        const uint32_t t = threadIdx.x, o = (blockIdx.x * rounds + round) * per + t;
+        const uint32_t t = threadIdx.x, o = (blockIdx.x * ROUNDS + round) * per + t;
         if (threadIdx.y != round % slots || t >= per || o >= a.width)
             continue;
         float *y = a.y + row * a.y_pitch + o, sum = a.shared_only ? *y : 0;
@@ -315,10 +315,11 @@ template <int E, int S> static cudaError_t down_int8(const struct kcu_launch *l,
     if (n * slots > 40 * 1024 || slots > 10)
         return launch(l, down_kernel<ANY_TYPE, ANY_TYPE>, dim3((a->width + DOWN_ROWS - 1) / DOWN_ROWS, a->n), dim3(32, slots), 0, 0, *a,
                       l->stamp);
-    const uint32_t k = a->down.w != NULL ? a->down.k : a->shared.k, lpr = k <= 256 ? 4 : 8, rounds = k <= 512 ? 2 : 1,
-                   per = SLOT_THREADS / lpr * rounds;
-    return launch(l, down_int8_kernel<E, S>, dim3((a->width + per - 1) / per, a->n), dim3(SLOT_THREADS, slots), n * slots, 0, *a,
-                  (uint32_t)n, lpr, rounds, l->stamp);
+    const uint32_t k = a->down.w != NULL ? a->down.k : a->shared.k;
+    const dim3 block(SLOT_THREADS, slots);
+    if (k <= 256)
+        return launch(l, down_int8_kernel<E, S, 4, 2>, dim3((a->width + 31) / 32, a->n), block, n * slots, 0, *a, (uint32_t)n, l->stamp);
+    return launch(l, down_int8_kernel<E, S, 8, 1>, dim3((a->width + 7) / 8, a->n), block, n * slots, 0, *a, (uint32_t)n, l->stamp);
 }
 
 extern "C" cudaError_t kcu_down(const struct kcu_launch *l, const struct kcu_down *a)

@@ -1,7 +1,7 @@
 /* The router: one block per expert makes a logit; one warp of the block that finishes last chooses. */
 #include "kernels/cuda/dot.cuh"
 
-enum { THREADS = 128, MAX_EXPERTS = 512 };
+enum { THREADS = 256, MAX_EXPERTS = 512 };
 
 /* Groups that do not make it leave the race: a group's score is the sum of its two best. At most 32 groups, one thread each. */
 static __device__ void limit_groups(const struct kcu_route &a, float *s, float *score)
@@ -69,9 +69,15 @@ static __device__ void choose(const struct kcu_route &a, uint32_t row, float *s,
         limit_groups(a, s, weight);
     for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
         const float v = s[i];
-        uint32_t place = 0;
-#pragma unroll 8
-        for (uint32_t o = 0; o < n; o++)
+        uint32_t place = 0, o = 0;
+        for (; o + 4 <= n; o += 4) { /* four at a time: the scores lie in shared memory */
+            const float4 w = *(const float4 *)(s + o);
+            place += w.x > v || (w.x == v && o < i);
+            place += w.y > v || (w.y == v && o + 1 < i);
+            place += w.z > v || (w.z == v && o + 2 < i);
+            place += w.w > v || (w.w == v && o + 3 < i);
+        }
+        for (; o < n; o++)
             place += s[o] > v || (s[o] == v && o < i);
         if (place < a.n_used) {
             a.ids[row * a.pitch + place] = (int32_t)i;
@@ -89,7 +95,8 @@ static __device__ void choose(const struct kcu_route &a, uint32_t row, float *s,
 
 template <int T> static __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ struct kcu_route a, uint64_t *at)
 {
-    __shared__ float part[THREADS / 32], s[MAX_EXPERTS], p[MAX_EXPERTS];
+    __shared__ float part[THREADS / 32], p[MAX_EXPERTS];
+    __shared__ __align__(16) float s[MAX_EXPERTS];
     __shared__ bool last;
     pdl_release();
     const uint32_t row = blockIdx.y, e = blockIdx.x;
@@ -102,7 +109,10 @@ template <int T> static __global__ void __launch_bounds__(THREADS) route_kernel(
         part[threadIdx.x / 32] = v;
     __syncthreads();
     if (threadIdx.x == 0) {
-        a.p[row * a.p_pitch + e] = part[0] + part[1] + part[2] + part[3];
+        float sum = part[0];
+        for (int i = 1; i < THREADS / 32; i++)
+            sum += part[i];
+        a.p[row * a.p_pitch + e] = sum;
         __threadfence();
         last = atomicAdd(a.arrived + row, 1) == gridDim.x - 1;
         if (last)

@@ -1,6 +1,19 @@
 /* Small kernels over rows: lookup, copies, int8 form, and bringing weights into device form. */
 #include "kernels/cuda/formats.cuh"
 
+extern "C" bool kcu_takes_type(uint32_t type)
+{
+    switch (type) {
+#define X(T) case T:
+        KCU_EACH_QUANT(X)
+#undef X
+    case KRN_F32:
+    case KRN_F16:
+    case KRN_BF16: return true;
+    default: return false;
+    }
+}
+
 extern "C" size_t kcu_pitch(uint32_t type, uint32_t k)
 {
     size_t n = krn_row_bytes(type, k);
