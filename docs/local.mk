@@ -9,6 +9,7 @@ dist_noinst_DATA += \
 	docs/img/desk.svg \
 	docs/img/garbage.svg \
 	docs/img/light.svg \
+	docs/lua.md \
 	docs/measurements.md \
 	docs/protocol.md \
 	docs/style.md

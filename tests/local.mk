@@ -105,12 +105,17 @@ shell_tests = \
 	tests/console_kill.t \
 	tests/console_man.t \
 	tests/console_tty.t \
+	tests/lua_console.t \
+	tests/lua_docs.t \
 	tests/pretok.t \
 	tests/quant_gguf.t \
 	tests/reference.t \
+	tests/script_abuse.t \
 	tests/serve.t \
 	tests/story.t \
 	tests/story_cli.t \
+	tests/triage.t \
+	tests/triage_drills.t \
 	tests/tui_fuzz.t \
 	tests/tui_screens.t \
 	tests/tui_tmux.t
@@ -123,6 +128,7 @@ EXTRA_DIST += $(shell_tests) \
 	tests/console_golden.py \
 	tests/pretok_oracle.py \
 	tests/quant_gguf.py \
+	tests/script_abuse.lua \
 	tests/serve.py \
 	tests/tap.sh \
 	tests/template_test.lua
