@@ -15,6 +15,7 @@ static const struct opt s_options[] = {
     {.name = "ranks", .type = OPT_INT, .arg = "N", .min = 1, .max = RS_MAX_RANKS, .help = "deal the tensors to N ranks"},
     {.name = "split", .type = OPT_CHOICE, .choices = "tp|ep", .help = "deal experts by slices of each (tp) or whole (ep)"},
     {.name = "verbose", .letter = 'v', .type = OPT_FLAG, .help = "every tensor with its range on every rank, instead of groups of layers"},
+    {.name = "check", .type = OPT_FLAG, .help = "read all weights: scales that are not finite, hashes of whole slices"},
     {.name = "json", .type = OPT_FLAG, .help = "print the engine's JSON"},
     {.name = "workers", .type = OPT_INT, .arg = "N", .min = 1, .max = 4096, .help = "CPU threads"},
     {.name = "isa", .type = OPT_CHOICE, .choices = "portable|avx2|avx512", .help = "vector instructions to use"},
@@ -34,6 +35,8 @@ static enum rs_result make_request(const struct opt_values *v, json_t **args, st
     json_object_set_new(o, "ranks", json_integer(opt_int(v, "ranks", con_default_ranks(path))));
     if (opt_set(v, "split"))
         json_object_set_new(o, "split", json_string(opt_string(v, "split", "tp")));
+    if (opt_set(v, "check"))
+        json_object_set_new(o, "check", json_true());
     free(shipped);
     *args = o;
     return RS_OK;

@@ -23,6 +23,7 @@ libconsole_a_SOURCES = \
 	console/cmd_man.c \
 	console/cmd_perplexity.c \
 	console/cmd_ps.c \
+	console/cmd_quantize.c \
 	console/cmd_script.c \
 	console/script.h \
 	console/cmd_repl.c \

@@ -199,6 +199,16 @@ static void view_slots(struct out *o, const json_t *list)
 }
 
 /* Ranks that hold the same are one row. */
+static void view_fits(struct out *o, const json_t *fits)
+{
+    char memory[32], weights[32], tokens[32];
+    if (fits == NULL)
+        return;
+    out_printf(o, OUT_TEXT, "  this machine has %s; the file takes %s of it, and the rest holds the cache of %s tokens on all ranks\n",
+               units_bytes(memory, js_num(fits, "memory", NAN)), units_bytes(weights, js_num(fits, "weights", NAN)),
+               units_count(tokens, js_num(fits, "cache_tokens", NAN)));
+}
+
 static void view_ranks(struct out *o, const json_t *list)
 {
     size_t n = json_array_size(list);
@@ -235,6 +245,7 @@ void view_audit(struct out *o, const json_t *audit, bool verbose)
     else
         view_plan(o, plan);
     view_ranks(o, json_object_get(audit, "ranks"));
+    view_fits(o, json_object_get(audit, "fits"));
     const json_t *ar = json_object_get(audit, "allreduce");
     if (ar != NULL) {
         char n[32];

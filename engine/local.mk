@@ -4,6 +4,8 @@ noinst_LIBRARIES += libengine.a
 libengine_a_SOURCES = \
 	engine/args.c \
 	engine/args.h \
+	engine/audit_check.c \
+	engine/audit_check.h \
 	engine/backend.h \
 	engine/baseline.c \
 	engine/baseline.h \
@@ -40,6 +42,8 @@ libengine_a_SOURCES = \
 	engine/gguf_get.c \
 	engine/gguf_int.h \
 	engine/gguf_parse.c \
+	engine/gguf_write.c \
+	engine/gguf_write.h \
 	engine/guard.c \
 	engine/guard.h \
 	engine/health.c \
@@ -64,6 +68,7 @@ libengine_a_SOURCES = \
 	engine/msg_health.c \
 	engine/msg_load.c \
 	engine/msg_look.c \
+	engine/msg_make.c \
 	engine/msg_model.c \
 	engine/msg_observe.c \
 	engine/msg_patch.c \
@@ -88,6 +93,10 @@ libengine_a_SOURCES = \
 	engine/probe.c \
 	engine/probe.h \
 	engine/rankscope.h \
+	engine/quantise.c \
+	engine/quantise.h \
+	engine/recipe.c \
+	engine/recipe.h \
 	engine/ref.c \
 	engine/ref.h \
 	engine/ref_attn.c \
@@ -100,6 +109,8 @@ libengine_a_SOURCES = \
 	engine/seq.h \
 	engine/server.c \
 	engine/server.h \
+	engine/shape.c \
+	engine/shape.h \
 	engine/shard.c \
 	engine/shard.h \
 	engine/snapshot.c \

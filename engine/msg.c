@@ -18,6 +18,7 @@ static const struct msg_method *const TABLES[] = {
     MSG_OBSERVE,
     MSG_HEALTH,
     MSG_AUDIT,
+    MSG_MAKE,
     MSG_PROBE,
     MSG_BREAK,
     MSG_DIFF,

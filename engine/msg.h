@@ -32,5 +32,6 @@ void msg_client_gone(struct engine *e, int slot);
 /* Tables of methods, ended by a NULL name, one per file. */
 extern const struct msg_method MSG_MODEL[], MSG_PATCH[], MSG_GEN[], MSG_SESSION[], MSG_LOAD[], MSG_OBSERVE[], MSG_HEALTH[], MSG_AUDIT[];
 extern const struct msg_method MSG_PROBE[], MSG_BREAK[], MSG_DIFF[], MSG_REPLAY[], MSG_LOOK[];
+extern const struct msg_method MSG_MAKE[];
 
 #endif

@@ -3,7 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "engine/audit_check.h"
 #include "engine/engine.h"
 #include "engine/error.h"
 #include "engine/msg.h"
@@ -71,7 +73,36 @@ static const struct weight *weight_of(const struct model *m, const char *name, c
     return strcmp(m->w.output.name, name) == 0 ? &m->w.output : &m->w.output_norm;
 }
 
-static json_t *plan_json(const struct model *m, const struct program *p)
+static void add_warning(json_t *list, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+static void add_warning(json_t *list, const char *fmt, ...)
+{
+    char s[400];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(s, sizeof s, fmt, ap);
+    va_end(ap);
+    json_array_append_new(list, json_string(s));
+}
+
+/* Hashes of what the ranks hold of a weight, and a warning where two hold the same. */
+static json_t *hashes_json(const struct program *p, uint32_t view, const char *name, bool sharded, bool all, json_t *warnings)
+{
+    uint64_t hash[RS_MAX_RANKS];
+    uint32_t r, s;
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < p->n_ranks; i++) {
+        char text[20];
+        hash[i] = i > 0 && !sharded ? hash[0] : audit_hash(plan_view(p, i, view), !all);
+        snprintf(text, sizeof text, "%016llx", (unsigned long long)hash[i]);
+        json_array_append_new(list, hash[i] != 0 ? json_string(text) : json_null());
+    }
+    if (sharded && audit_same(p, view, hash, &r, &s))
+        add_warning(warnings, "ranks %u and %u hold equal slices of %s", r, s, name);
+    return list;
+}
+
+static json_t *plan_json(const struct model *m, const struct program *p, bool all, json_t *warnings)
 {
     json_t *a = json_array();
     for (uint32_t i = 0; i < p->n_ops; i++) {
@@ -89,8 +120,9 @@ static json_t *plan_json(const struct model *m, const struct program *p)
                 uint32_t n = strcmp(split, "cols") == 0 ? x->k : strcmp(split, "rows") == 0 ? x->rows : x->n_mats;
                 json_array_append_new(ranks, json_pack("{s:i,s:I,s:I}", "rank", (int)r, "from", (json_int_t)from, "to", (json_int_t)(from + n)));
             }
-            json_array_append_new(a, json_pack("{s:s,s:s,s:[I,I,I],s:s,s:o}", "tensor", v->tensor, "type", krn_type_info(w->type)->name, "shape", (json_int_t)w->k,
-                                               (json_int_t)w->rows, (json_int_t)w->n_mats, "split", split, "ranks", ranks));
+            json_t *hashes = hashes_json(p, o->w[s], v->tensor, strcmp(split, "replicated") != 0, all, warnings);
+            json_array_append_new(a, json_pack("{s:s,s:s,s:[I,I,I],s:s,s:o,s:o}", "tensor", v->tensor, "type", krn_type_info(w->type)->name, "shape", (json_int_t)w->k,
+                                               (json_int_t)w->rows, (json_int_t)w->n_mats, "split", split, "ranks", ranks, "hashes", hashes));
         }
     }
     return a;
@@ -111,21 +143,31 @@ static json_t *ranks_json(const struct model *m, const struct program *p, enum k
     return a;
 }
 
-static void add_warning(json_t *list, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-
-static void add_warning(json_t *list, const char *fmt, ...)
+/* What this machine holds: all ranks of a CPU backend share its memory, and the weights are there once. */
+static json_t *fits_json(const struct model *m, const json_t *ranks, json_t *warnings)
 {
-    char s[400];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(s, sizeof s, fmt, ap);
-    va_end(ap);
-    json_array_append_new(list, json_string(s));
+    double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE), weights = (double)m->w.file_bytes + (double)m->w.owned_bytes;
+    double per_token = (double)json_integer_value(json_object_get(json_array_get(ranks, 0), "bytes_cache_per_token")) * (double)json_array_size(ranks);
+    double left = memory - weights;
+    if (left < 0)
+        add_warning(warnings, "the weights (%.1f GB) are larger than this machine's memory (%.1f GB)", weights / 1e9, memory / 1e9);
+    return json_pack("{s:I,s:I,s:I}", "memory", (json_int_t)memory, "weights", (json_int_t)weights, "cache_tokens", (json_int_t)(left > 0 ? left / per_token : 0));
 }
 
-static json_t *warnings_json(const struct model *m, const struct shard_plan *shard)
+/* Every block of every tensor: scales that are no numbers come from broken conversions and turn whole rows into NaN. */
+static void check_scales(const struct model *m, json_t *warnings)
 {
-    json_t *a = json_array();
+    for (size_t i = 0; i < gguf_n_tensors(m->gguf); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(m->gguf, i);
+        uint64_t first = 0, n = audit_broken(t, &first);
+        if (n != 0)
+            add_warning(warnings, "%s: %llu blocks have a scale that is NaN or infinite, the first is block %llu", t->name, (unsigned long long)n,
+                        (unsigned long long)first);
+    }
+}
+
+static void fill_warnings(json_t *a, const struct model *m, const struct shard_plan *shard)
+{
     size_t unused = 0;
     const char *first = NULL;
     for (size_t i = 0; i < gguf_n_tensors(m->gguf); i++)
@@ -143,10 +185,9 @@ static json_t *warnings_json(const struct model *m, const struct shard_plan *sha
         add_warning(a, "%s", vocab_note(m->vocab, i));
     if (m->hp.n_experts != 0)
         add_warning(a, "experts are split %s: %s", shard->split[shard->n_layers - 1] == SHARD_EP ? "whole (ep)" : "inside (tp)", shard->split_why);
-    return a;
 }
 
-static enum rs_result audit(const struct model *m, uint32_t ranks, enum shard_split split, enum krn_cache_type cache, json_t *o, struct rs_error *err)
+static enum rs_result audit(const struct model *m, uint32_t ranks, enum shard_split split, enum krn_cache_type cache, bool check, json_t *o, struct rs_error *err)
 {
     struct shard_plan shard = {0};
     struct program p = {0};
@@ -159,9 +200,15 @@ static enum rs_result audit(const struct model *m, uint32_t ranks, enum shard_sp
         json_object_set_new(o, "slots", slots_json(&p));
         json_object_set_new(o, "allreduce", json_pack("{s:s,s:i,s:i}", "formula", "2 x layers + 1", "layers", (int)m->hp.n_layers, "per_step",
                                                       (int)hparams_allreduces(&m->hp)));
-        json_object_set_new(o, "plan", plan_json(m, &p));
-        json_object_set_new(o, "ranks", ranks_json(m, &p, cache));
-        json_object_set_new(o, "warnings", warnings_json(m, &shard));
+        json_t *warnings = json_array(), *holds = ranks_json(m, &p, cache);
+        json_object_set_new(o, "plan", plan_json(m, &p, check, warnings));
+        json_object_set_new(o, "ranks", holds);
+        json_object_set_new(o, "fits", fits_json(m, holds, warnings));
+        fill_warnings(warnings, m, &shard);
+        if (check)
+            check_scales(m, warnings);
+        json_object_set_new(o, "checked", json_boolean(check));
+        json_object_set_new(o, "warnings", warnings);
     }
     plan_free(&p);
     shard_free(&shard);
@@ -172,9 +219,11 @@ static enum rs_result msg_audit(struct engine *e, struct msg *m, struct args *a,
 {
     const char *path = NULL, *split = "auto";
     uint32_t ranks = e->rt != NULL ? e->rt->cfg.ranks : 1;
+    bool check = false;
     args_str(a, "path", &path);
     args_str(a, "split", &split);
     args_u32(a, "ranks", 1, RS_MAX_RANKS, &ranks);
+    args_bool(a, "check", &check);
     enum rs_result rc = args_end(a);
     if (rc != RS_OK)
         return rc;
@@ -187,7 +236,7 @@ static enum rs_result msg_audit(struct engine *e, struct msg *m, struct args *a,
     if (path != NULL)
         rc = model_open(path, &other, err);
     if (rc == RS_OK)
-        rc = audit(other != NULL ? other : e->model, ranks, s, e->rt != NULL ? e->rt->cfg.cache : KRN_CACHE_F16, m->reply, err);
+        rc = audit(other != NULL ? other : e->model, ranks, s, e->rt != NULL ? e->rt->cfg.cache : KRN_CACHE_F16, check, m->reply, err);
     model_close(other);
     return rc;
 }

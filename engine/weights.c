@@ -87,6 +87,38 @@ static enum rs_result bind_fused_gate_up(struct binder *b, struct layer_weights 
     return RS_OK;
 }
 
+enum { OWNED_PER_LAYER = 4 }; /* one for attn_kv_b, three for experts */
+
+/* Files from before experts stood in one tensor: blk.N.ffn_gate.E.weight and the like. Their bytes are copied together, for experts must lie at
+ * even distances. stem: "ffn_gate". */
+static enum rs_result bind_legacy_experts(struct binder *b, struct weight *w, uint32_t layer, const char *stem, uint32_t k, uint32_t rows)
+{
+    char name[80];
+    struct weight one = {0};
+    uint8_t *all = NULL;
+    const uint32_t n = b->hp->n_experts;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t type = one.type;
+        snprintf(name, sizeof name, "blk.%u.%s.%u.weight", layer, stem, i);
+        enum rs_result rc = bind(b, &one, name, ALWAYS, k, rows, 1);
+        if (rc == RS_OK && i > 0 && one.type != type)
+            rc = error_set(b->err, RS_EFORMAT, "%s: tensor %s has another type than the experts before it", gguf_path(b->g, 0), name);
+        if (rc == RS_OK && all == NULL && (all = malloc(one.mat_bytes * n)) == NULL)
+            rc = error_set(b->err, RS_ENOMEM, "out of memory: %zu bytes to join the experts of layer %u", one.mat_bytes * n, layer);
+        if (rc != RS_OK) {
+            free(all);
+            return rc;
+        }
+        memcpy(all + i * one.mat_bytes, one.data, one.mat_bytes);
+    }
+    b->out->owned[b->out->n_owned++] = all;
+    b->out->owned_bytes += one.mat_bytes * n;
+    *w = one;
+    w->n_mats = n;
+    w->data = all;
+    return RS_OK;
+}
+
 /* attn_kv_b holds, per head, nope rows of K and v rows of V over the latent. V's rows serve as they are; K is needed the other way round
  * (latent x nope), which a block format cannot express by moving bytes, so it becomes f32. */
 static enum rs_result split_kv_b(struct binder *b, struct layer_weights *lw)
@@ -174,18 +206,34 @@ static enum rs_result bind_attention(struct binder *b, struct layer_weights *lw,
     return split_kv_b(b, lw);
 }
 
+/* Three forms: one tensor each, gate and up in one, one tensor per expert. apart: the roles gate, up, down. */
+static enum rs_result bind_experts(struct binder *b, struct layer_weights *lw, uint32_t i, const struct role apart[3])
+{
+    static const char *const STEMS[3] = {"ffn_gate", "ffn_up", "ffn_down"};
+    char name[80];
+    snprintf(name, sizeof name, "blk.%u.ffn_gate.0.weight", i);
+    if (gguf_find_tensor(b->g, name) != NULL) {
+        enum rs_result rc = RS_OK;
+        for (int t = 0; t < 3 && rc == RS_OK; t++)
+            rc = bind_legacy_experts(b, &lw->w[apart[t].role], i, STEMS[t], apart[t].k, apart[t].rows);
+        return rc;
+    }
+    snprintf(name, sizeof name, "blk.%u.ffn_gate_up_exps.weight", i);
+    if (gguf_find_tensor(b->g, name) == NULL)
+        return bind_table(b, lw, i, apart, 3);
+    enum rs_result rc = bind_fused_gate_up(b, lw, name);
+    return rc == RS_OK ? bind_table(b, lw, i, apart + 2, 1) : rc;
+}
+
 static enum rs_result bind_ffn(struct binder *b, struct layer_weights *lw, uint32_t i)
 {
     const struct hparams *hp = b->hp;
     uint32_t e = hp->n_embd, f = hp->n_ff, x = hp->n_ff_exp, n = hp->n_experts, s = hp->n_shared * x;
     const struct role dense[] = {
         {W_FFN_GATE, "ffn_gate.weight", ALWAYS, e, f, 1}, {W_FFN_UP, "ffn_up.weight", ALWAYS, e, f, 1}, {W_FFN_DOWN, "ffn_down.weight", ALWAYS, f, e, 1}};
-    const struct role moe[] = {
-        {W_ROUTER, "ffn_gate_inp.weight", ALWAYS, e, n, 1},
-        {W_ROUTER_BIAS, "exp_probs_b.bias", F32_OPTIONAL, n, 1, 1},
-        {W_DOWN_EXPS, "ffn_down_exps.weight", ALWAYS, x, e, n},
-    };
-    const struct role apart[] = {{W_GATE_EXPS, "ffn_gate_exps.weight", ALWAYS, e, x, n}, {W_UP_EXPS, "ffn_up_exps.weight", ALWAYS, e, x, n}};
+    const struct role moe[] = {{W_ROUTER, "ffn_gate_inp.weight", ALWAYS, e, n, 1}, {W_ROUTER_BIAS, "exp_probs_b.bias", F32_OPTIONAL, n, 1, 1}};
+    const struct role apart[] = {
+        {W_GATE_EXPS, "ffn_gate_exps.weight", ALWAYS, e, x, n}, {W_UP_EXPS, "ffn_up_exps.weight", ALWAYS, e, x, n}, {W_DOWN_EXPS, "ffn_down_exps.weight", ALWAYS, x, e, n}};
     const struct role shared[] = {{W_GATE_SHEXP, "ffn_gate_shexp.weight", ALWAYS, e, s, 1},
                                   {W_UP_SHEXP, "ffn_up_shexp.weight", ALWAYS, e, s, 1},
                                   {W_DOWN_SHEXP, "ffn_down_shexp.weight", ALWAYS, s, e, 1}};
@@ -198,9 +246,8 @@ static enum rs_result bind_ffn(struct binder *b, struct layer_weights *lw, uint3
         snprintf(name, sizeof name, "blk.%u.exp_probs_b", i);
         rc = bind(b, &lw->w[W_ROUTER_BIAS], name, F32_OPTIONAL, n, 1, 1);
     }
-    snprintf(name, sizeof name, "blk.%u.ffn_gate_up_exps.weight", i);
     if (rc == RS_OK)
-        rc = gguf_find_tensor(b->g, name) != NULL ? bind_fused_gate_up(b, lw, name) : bind_table(b, lw, i, apart, COUNT(apart));
+        rc = bind_experts(b, lw, i, apart);
     if (rc == RS_OK && hp->n_shared != 0)
         rc = bind_table(b, lw, i, shared, COUNT(shared));
     return rc;
@@ -244,7 +291,7 @@ enum rs_result weights_bind(const struct gguf *g, struct hparams *hp, struct wei
     struct binder b = {.g = g, .hp = hp, .out = out, .err = err};
     out->n_layers = hp->n_layers + hp->n_nextn;
     out->layers = calloc(out->n_layers, sizeof *out->layers);
-    out->owned = calloc(out->n_layers, sizeof *out->owned);
+    out->owned = calloc(out->n_layers * OWNED_PER_LAYER, sizeof *out->owned);
     out->used = calloc(gguf_n_tensors(g) + 1, sizeof *out->used);
     if (out->layers == NULL || out->owned == NULL || out->used == NULL) {
         weights_free(out);

@@ -15,6 +15,7 @@ c_tests = \
 	tests/kv_test \
 	tests/look_test \
 	tests/kill_test \
+	tests/make_test \
 	tests/matmul_test \
 	tests/probe_test \
 	tests/quant_test \
@@ -67,6 +68,7 @@ tests_gguf_mutate_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap
 # Tests of the running engine.
 engine_client = tests/engine_client.c tests/engine_client.h
 tests_golden_test_SOURCES = tests/golden_test.c $(engine_client)
+tests_make_test_SOURCES = tests/make_test.c $(engine_client)
 tests_spec_test_SOURCES = tests/spec_test.c $(engine_client)
 tests_kill_test_SOURCES = tests/kill_test.c $(engine_client)
 tests_alloc_test_SOURCES = tests/alloc_test.c $(engine_client)
