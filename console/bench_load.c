@@ -320,7 +320,7 @@ static enum rs_result open_model(struct bench *b, const struct opt_values *v, si
     if (!opt_set(v, "ctx"))
         json_object_set_new(args, "ctx", json_integer((json_int_t)(room < 1u << 18 ? room : 1u << 18)));
     json_object_set_new(args, "max_seqs", json_integer((json_int_t)most));
-    json_object_set_new(args, "batch_tokens", json_integer((json_int_t)(most > 512 ? most : 512)));
+    json_object_set_new(args, "batch_tokens", json_integer((json_int_t)(most + 512)) /* prompts go on beside a full batch */);
     return con_open(b->con, args, err);
 }
 

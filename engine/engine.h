@@ -30,6 +30,13 @@ struct session {
 
 enum { ENGINE_KEEP_DONE = 64 };
 
+/* The token of a wanted row. */
+struct sample_pick {
+    int32_t id;
+    bool chosen;
+    struct sample_info info;
+};
+
 struct seq_queue {
     struct seq *first, *last;
     uint32_t n;
@@ -67,7 +74,9 @@ struct engine {
     uint32_t next_session;
     struct batch batch;         /* arrays of the runtime's limits */
     struct seq **row_seq;       /* [max_logits] sequence of each wanted row */
-    struct sample_scratch scratch;
+    struct sample_scratch *scratch; /* [n_scratch] one for each worker */
+    struct sample_pick *picks;  /* [max_logits] tokens that were chosen before their sequences' turn */
+    unsigned n_scratch;
     struct spec spec;
 
     struct observe observe;     /* taps and watchpoints */

@@ -129,17 +129,43 @@ static void free_batch(struct batch *b)
     memset(b, 0, sizeof *b);
 }
 
+static void free_scratch(struct sample_scratch *s, unsigned n)
+{
+    for (unsigned i = 0; s != NULL && i < n; i++) {
+        free(s[i].logits);
+        free(s[i].items);
+    }
+    free(s);
+}
+
+static struct sample_scratch *make_scratch(unsigned n, uint32_t vocab, const struct krn_cpu_vec *vec)
+{
+    struct sample_scratch *s = calloc(n, sizeof *s);
+    for (unsigned i = 0; s != NULL && i < n; i++) {
+        s[i].vec = vec;
+        s[i].logits = calloc(vocab, sizeof *s[i].logits);
+        s[i].items = calloc(vocab, sizeof *s[i].items);
+        if (s[i].logits == NULL || s[i].items == NULL) {
+            free_scratch(s, n);
+            return NULL;
+        }
+    }
+    return s;
+}
+
 void sched_free_arrays(struct engine *e)
 {
     free_batch(&e->batch);
     free(e->row_seq);
     free(e->run);
     free(e->in_batch);
-    free(e->scratch.logits);
-    free(e->scratch.items);
+    free_scratch(e->scratch, e->n_scratch);
+    free(e->picks);
+    e->picks = NULL;
+    e->scratch = NULL;
+    e->n_scratch = 0;
     e->row_seq = e->run = e->in_batch = NULL;
     e->n_run = e->cap_run = e->n_in_batch = 0;
-    e->scratch = (struct sample_scratch){0};
     spec_free_arrays(&e->spec);
 }
 
@@ -155,18 +181,19 @@ enum rs_result sched_arrays(struct engine *e, struct rs_error *err)
     b.logit_row = calloc(b.cap_logits, sizeof *b.logit_row);
     struct seq **row_seq = calloc(b.cap_logits, sizeof(struct seq *)), **run = calloc(cap_run, sizeof(struct seq *));
     struct seq **in_batch = calloc(b.cap, sizeof(struct seq *));
-    struct sample_scratch scratch = {.logits = calloc(e->model->hp.vocab, sizeof *scratch.logits),
-                                     .items = calloc(e->model->hp.vocab, sizeof *scratch.items), .vec = krn_cpu_vec(e->isa)};
+    unsigned n_scratch = e->pool != NULL ? pool_size(e->pool) : 1;
+    struct sample_scratch *scratch = make_scratch(n_scratch, e->model->hp.vocab, krn_cpu_vec(e->isa));
+    struct sample_pick *picks = calloc(b.cap_logits, sizeof *picks);
     struct spec spec = {0};
     if (!spec_arrays(&spec, c) || b.token == NULL || b.pos == NULL || b.seg == NULL || b.segs == NULL || b.logit_row == NULL || row_seq == NULL || run == NULL ||
-        in_batch == NULL || scratch.logits == NULL || scratch.items == NULL) {
+        in_batch == NULL || scratch == NULL || picks == NULL) {
         spec_free_arrays(&spec);
         free_batch(&b);
         free(row_seq);
         free(run);
         free(in_batch);
-        free(scratch.logits);
-        free(scratch.items);
+        free_scratch(scratch, n_scratch);
+        free(picks);
         return error_set(err, RS_ENOMEM, "out of memory for the batch");
     }
     uint32_t n_run = e->n_run;
@@ -182,6 +209,8 @@ enum rs_result sched_arrays(struct engine *e, struct rs_error *err)
     e->cap_run = cap_run;
     e->in_batch = in_batch;
     e->scratch = scratch;
+    e->n_scratch = n_scratch;
+    e->picks = picks;
     return RS_OK;
 }
 

@@ -10,6 +10,8 @@
 #include "engine/server.h"
 #include "engine/verdict.h"
 
+enum { CHOOSE_TOGETHER = 1 << 15 }; /* logits; below that waking the workers costs more than it saves */
+
 static void set_number(json_t *o, const char *key, double x)
 {
     json_object_set_new(o, key, isfinite(x) ? json_real(x) : json_null());
@@ -250,11 +252,49 @@ static enum seq_stop deliver(struct engine *e, struct seq *s, int32_t id)
     return hit != SIZE_MAX ? SEQ_STOP_STRING : SEQ_STOP_NONE;
 }
 
-/* Take the next token of a sequence whose logits are there. */
-static enum seq_stop advance(struct engine *e, struct seq *s, const float *logits, uint64_t now)
+static void choose(struct engine *e, struct seq *s, uint32_t row, unsigned worker)
 {
-    struct sample_info info;
-    int32_t id = sample_token(&s->sp, &s->rng, logits, vocab_size(e->model->vocab), s->tok, s->n, &e->scratch, &info);
+    struct sample_pick *p = &e->picks[row];
+    p->id = sample_token(&s->sp, &s->rng, e->rt->backend->ops->logits(e->rt->backend, row), vocab_size(e->model->vocab), s->tok, s->n,
+                         &e->scratch[worker], &p->info);
+    p->chosen = true;
+}
+
+/* A sequence with one wanted row knows all that its token depends on; what drafts stand behind is chosen when it is known that they are right. */
+static bool stands_alone(const struct engine *e, uint32_t row, uint32_t n)
+{
+    const struct seq *s = e->row_seq[row];
+    return (row == 0 || e->row_seq[row - 1] != s) && (row + 1 == n || e->row_seq[row + 1] != s);
+}
+
+/* A worker's share of the rows. */
+static void choose_share(void *arg, unsigned worker)
+{
+    struct engine *e = arg;
+    uint32_t n = e->batch.n_logits;
+    for (uint32_t i = worker; i < n; i += e->n_scratch)
+        if (stands_alone(e, i, n))
+            choose(e, e->row_seq[i], i, worker);
+}
+
+/* Tokens of many sequences at once, by all workers: reading a large vocabulary's logits row by row would hold up the next step. Each sequence has its
+ * own random numbers, so who chooses makes no difference. */
+static void choose_all(struct engine *e, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        e->picks[i].chosen = false;
+    if (e->n_scratch > 1 && (uint64_t)n * vocab_size(e->model->vocab) >= CHOOSE_TOGETHER)
+        pool_run(e->pool, choose_share, e);
+}
+
+/* Take the next token of a sequence whose logits are there. */
+static enum seq_stop advance(struct engine *e, struct seq *s, uint32_t row, uint64_t now)
+{
+    struct sample_pick *p = &e->picks[row];
+    if (!p->chosen)
+        choose(e, s, row, 0);
+    int32_t id = p->id;
+    struct sample_info info = p->info;
     bool end = vocab_is_eog(e->model->vocab, id);
     bool honest = s->sp.n_bias == 0 && s->sp.repeat_penalty == 1 && s->sp.frequency_penalty == 0 && s->sp.presence_penalty == 0 && s->sp.temp <= 1 &&
                   s->sp.typical_p >= 1;
@@ -284,7 +324,7 @@ static uint32_t take(struct engine *e, uint32_t first, uint32_t n_logits, uint64
         rows++;
     for (uint32_t j = 0; j < rows; j++) {
         int32_t draft = j + 1 < rows ? s->tok[base + j] : -1;
-        s->stop = advance(e, s, e->rt->backend->ops->logits(e->rt->backend, first + j), now);
+        s->stop = advance(e, s, first + j, now);
         ++*got;
         if (s->n == base + j || s->tok[base + j] != draft)
             break;
@@ -415,6 +455,7 @@ void step_run(struct engine *e)
     uint64_t now = server_now_us();
     double ar = (double)timing_last(e->timing).share;
     uint32_t got = 0;
+    choose_all(e, n_logits);
     for (uint32_t i = 0; i < n_logits;) {
         struct seq *s = e->row_seq[i];
         if (s->n_out > 0) {
