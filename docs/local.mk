@@ -5,6 +5,7 @@ bashcompdir = $(datadir)/bash-completion/completions
 dist_bashcomp_DATA = docs/bash/rankscope
 dist_noinst_DATA += \
 	docs/design.md \
+	docs/grafana.json \
 	docs/img/all.svg \
 	docs/img/desk.svg \
 	docs/img/garbage.svg \

@@ -281,6 +281,10 @@ def test_metrics(s):
     ok(status == 200 and all("\n" + n in text for n in want), "/metrics has the names that dashboards ask for", [n for n in want if "\n" + n not in text])
     done = s.metric('vllm:request_success_total')
     ok(done is not None and s.metric("vllm:generation_tokens_total") > 100 and s.metric("vllm:time_to_first_token_seconds_count") > 10, "and they count", done)
+    with open(os.path.join(os.environ.get("abs_srcdir", "."), "docs", "grafana.json")) as f:
+        asked = {n for p in json.load(f)["panels"] for t in p["targets"] for n in re.findall(r"(?:vllm:|rankscope_)\w+", t["expr"])}
+    missing = [n for n in asked if n != "rankscope_patch_active" and not re.search(r"^%s[ {]" % n, text, re.M)]
+    ok(len(asked) > 15 and not missing, "docs/grafana.json asks for nothing that is not there", missing)
     if not shutil.which("promtool"):
         return skip("promtool reads it", "promtool is not installed")
     r = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
