@@ -139,10 +139,23 @@ static bool alloc_cache(struct cpu *c, uint32_t r)
     return true;
 }
 
+/* Counted once: a snapshot asks after every step. */
+static uint64_t weight_bytes(const struct program *p, uint32_t rank)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < p->n_views; i++) {
+        const struct op_view *v = plan_view(p, rank, i);
+        if (v->rows != 0)
+            bytes += (uint64_t)krn_row_bytes(v->type, v->k) * v->rows * v->n_mats;
+    }
+    return bytes;
+}
+
 static bool alloc_rank(struct cpu *c, uint32_t r, size_t q8_bytes)
 {
     struct cpu_rank *k = &c->rank[r];
     size_t pairs = (size_t)c->lim.max_rows * (c->hp->n_used ? c->hp->n_used : 1);
+    k->bytes_weights = weight_bytes(c->prog[0], r);
     k->q8 = cpu_big_alloc(q8_bytes != 0 ? q8_bytes : 64);
     c->bytes_buffers += r == 0 ? q8_bytes : 0;
     return k->q8 != NULL && cpu_routing_alloc(&k->routing, c->hp->n_experts, pairs) && alloc_buffers(c, r) && alloc_cache(c, r);
@@ -321,12 +334,7 @@ static const float *cpu_op_us(struct backend *b, uint32_t *n_ops)
 static void cpu_memory(struct backend *b, uint32_t rank, uint64_t *weights, uint64_t *cache, uint64_t *buffers)
 {
     struct cpu *c = (struct cpu *)b;
-    *weights = 0;
-    for (uint32_t i = 0; i < c->prog[0]->n_views; i++) {
-        const struct op_view *v = plan_view(c->prog[0], rank, i);
-        if (v->rows != 0)
-            *weights += (uint64_t)krn_row_bytes(v->type, v->k) * v->rows * v->n_mats;
-    }
+    *weights = c->rank[rank].bytes_weights;
     *cache = c->bytes_cache;
     *buffers = c->bytes_buffers + c->bytes_packed / c->n_ranks;
 }

@@ -29,6 +29,7 @@ struct cpu_rank {
     float *buf[BUF_COUNT];
     uint8_t *q8;          /* quantised activations of the op that is running (batches too large for private copies) */
     struct cpu_routing routing;
+    uint64_t bytes_weights; /* of the main program's views */
     uint8_t **kv;         /* [layers] pool of latent rows; owned */
     uint8_t **ik;         /* [layers] pool of indexer keys; NULL where the layer has none */
 };

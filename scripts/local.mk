@@ -1,5 +1,7 @@
 # scripts: commands for people who build and test. Lua scripts for operators are installed with the other data.
 dist_noinst_SCRIPTS += \
+	scripts/bench-peer \
+	scripts/bench_peer.py \
 	scripts/check \
 	scripts/device-check \
 	scripts/dump-transformers.py \
