@@ -6,6 +6,7 @@
 #include "engine/backend.h"
 #include "engine/model.h"
 #include "engine/patch.h"
+#include "engine/pool.h"
 #include "engine/runtime.h"
 #include "tests/tap.h"
 
