@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "engine/drill.h"
 #include "engine/error.h"
 #include "engine/guard.h"
 
@@ -169,7 +170,7 @@ static void run_share(struct exec *x, const struct node *n, unsigned worker)
         k.lo = first > r * w ? first - r * w : 0;
         k.hi = last < (r + 1) * w ? last - r * w : w;
         uint64_t t0 = tick();
-        n->launch->run(&k);
+        drill_run(n->launch, &k, x->step->graph);
         ticks[r] += tick() - t0;
     }
 }
@@ -332,6 +333,7 @@ static void sum_ticks(struct exec *x)
 enum rs_result exec_step(struct exec *x, const struct backend_step *s, struct rs_error *err)
 {
     struct exec_graph *g = NULL;
+    drill_step(x->c, s);
     x->step = s;
     x->n_ops = s->prog->n_ops;
     if (s->graph) {

@@ -31,6 +31,7 @@ libengine_a_SOURCES = \
 	engine/cpu_probe.c \
 	engine/delta.c \
 	engine/delta.h \
+	engine/drill.h \
 	engine/engine.c \
 	engine/engine.h \
 	engine/error.c \

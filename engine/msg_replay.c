@@ -31,6 +31,7 @@ struct finding {
     const char *name;     /* "cache", "choice", or NULL: the output itself */
     double tolerance, rel[RS_MAX_RANKS], part[MAX_PARTS];
     uint32_t n_parts, worst;
+    bool tainted;         /* what it got was not finite already: it cannot be judged */
     struct delta delta;   /* of the worst rank */
     bool within;
 };
@@ -106,6 +107,28 @@ static void fold(struct replay *r, const struct op *o, uint32_t rank, const stru
     f->within &= within;
 }
 
+static bool all_finite(const struct tensor *t)
+{
+    for (size_t i = 0; i < (size_t)t->rows * t->width; i++)
+        if (!isfinite(t->data[i]))
+            return false;
+    return true;
+}
+
+/* Are the inputs of an op on a rank finite? */
+static enum rs_result inputs_finite(const struct replay *r, const struct op *o, uint32_t rank, bool *out, struct rs_error *err)
+{
+    enum rs_result rc = RS_OK;
+    *out = true;
+    for (uint32_t k = 0; k < OP_MAX_IN && rc == RS_OK && o->in[k].buf != BUF_NONE; k++) {
+        struct tensor t = {.data = NULL};
+        rc = capture_tensor(&r->c, o, true, k, (int)rank, &t, err);
+        *out &= rc != RS_OK || all_finite(&t);
+        tensor_free(&t);
+    }
+    return rc;
+}
+
 static json_t *number(double x)
 {
     return isfinite(x) ? json_real(x) : json_null(); /* null: not comparable, or not finite where it should be */
@@ -132,6 +155,7 @@ static void report(struct replay *r, const struct op *o, const struct finding *f
     json_object_set_new(j, "tensors", tensors);
     json_object_set_new(j, "tolerance", json_real(f->tolerance));
     json_object_set_new(j, "within", json_boolean(f->within));
+    json_object_set_new(j, "tainted", json_boolean(f->tainted));
     if (f->n_parts == 2 && n >= 2)
         json_object_set_new(j, "slots", json_pack("[{s:s,s:f},{s:s,s:f}]", "tensor", names[0], "rel_l2", f->part[0], "tensor", names[1], "rel_l2", f->part[1]));
     r->wrong += !f->within;
@@ -153,14 +177,19 @@ static enum rs_result check_output(struct replay *r, const struct op *o, uint32_
     enum rs_result rc = RS_OK;
     for (uint32_t k = 0; k < r->c.rt->cfg.ranks && rc == RS_OK; k++) {
         struct tensor got = {.data = NULL}, want = {.data = NULL}, dense = {.data = NULL};
+        bool finite;
         if (o->out[index].buf == BUF_FULL && k > 0)
             break;
-        rc = ref_op(&r->ref, &r->c, o, index, k, &want, err);
+        rc = inputs_finite(r, o, k, &finite, err);
+        if (rc == RS_OK)
+            rc = ref_op(&r->ref, &r->c, o, index, k, &want, err);
         if (rc == RS_OK)
             rc = capture_tensor(&r->c, o, false, index, (int)k, &got, err);
         if (rc == RS_OK && choice)
             rc = ref_dense_choice(&r->ref, &got, &dense, err);
-        if (rc == RS_OK && (want.rows != 0 || got.rows != 0) && want.width + got.width != 0)
+        if (rc == RS_OK && !(finite && all_finite(&want)))
+            f.tainted = true;
+        else if (rc == RS_OK && (want.rows != 0 || got.rows != 0) && want.width + got.width != 0)
             fold(r, o, k, choice ? &dense : &got, &want, &f);
         tensor_free(&got);
         tensor_free(&want);
@@ -185,7 +214,10 @@ static enum rs_result check_stored(struct replay *r, const struct op *o, struct 
         if (rc == RS_OK) {
             memmove(rows.data, rows.data + (size_t)r->c.pos0 * rows.width, (size_t)r->c.rows * rows.width * sizeof(float));
             rows.rows = r->c.rows;
-            fold(r, o, k, &rows, &want, &f);
+            if (all_finite(&want))
+                fold(r, o, k, &rows, &want, &f);
+            else
+                f.tainted = true;
         }
         tensor_free(&want);
         tensor_free(&rows);

@@ -5,6 +5,7 @@ c_tests = \
 	tests/alloc_test \
 	tests/console_test \
 	tests/diff_test \
+	tests/drill_test \
 	tests/error_test \
 	tests/gguf_mutate \
 	tests/gguf_test \
@@ -48,6 +49,7 @@ endif
 test_helpers = \
 	tests/pty \
 	tests/quant_dump \
+	tests/rankscope-drill \
 	tests/rankscope-fake
 
 # Speed of the CPU matmul: make bench-kernels
@@ -81,6 +83,14 @@ tests_health_test_SOURCES = tests/health_test.c $(engine_client)
 # Tests that talk to an engine in their own process.
 talk = tests/talk.c tests/talk.h
 tests_diff_test_SOURCES = tests/diff_test.c $(talk)
+# Programs with planted faults: the walker again, with fault points, before the library's. RANKSCOPE_DRILL=name tests/rankscope-drill ...
+drills = engine/exec.c tests/drills/drill.c tests/drills/drill.h
+drill_flags = $(AM_CPPFLAGS) -DRANKSCOPE_DRILLS
+tests_drill_test_SOURCES = tests/drill_test.c $(talk) $(drills)
+tests_drill_test_CPPFLAGS = $(drill_flags)
+tests_rankscope_drill_SOURCES = console/main.c $(drills)
+tests_rankscope_drill_CPPFLAGS = $(drill_flags)
+tests_rankscope_drill_LDADD = $(rankscope_LDADD)
 tests_look_test_SOURCES = tests/look_test.c $(talk)
 tests_replay_test_SOURCES = tests/replay_test.c $(talk)
 tests_tui_record_SOURCES = tests/tui_record.c $(talk)
