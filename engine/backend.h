@@ -40,6 +40,7 @@ struct backend_step {
 /* Ticks of one op of the last step, per rank, in microseconds of that rank's own work. */
 struct backend_ops {
     const char *name;
+    bool inspects; /* runs observers and hooks, and has cache_get, cache_put and pairs */
     void (*close)(struct backend *);
     /* Runs the whole step. Errors: RS_ESTATE (an op cannot be captured; err names it), RS_EENGINE (device). */
     enum rs_result (*step)(struct backend *, const struct backend_step *, struct rs_error *);

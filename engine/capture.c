@@ -63,7 +63,7 @@ enum rs_result capture_config(struct engine *e, const char *method, json_t *obj,
     struct args a;
     struct capture_config c = {.patches = e->patches.now, .rt = e->rt->cfg, .isa = e->isa, .graph = e->graph, .guard = e->guard, .fast = e->fast};
     json_t *patches = NULL, *none = json_object();
-    const char *backend = "cpu";
+    const char *backend = e->rt->backend->ops->name;
     bool reset = false;
     args_begin(&a, method, obj != NULL ? obj : none, err);
     one_of(&a, "mode", "graph", "eager", &c.graph);
@@ -77,8 +77,10 @@ enum rs_result capture_config(struct engine *e, const char *method, json_t *obj,
     enum rs_result rc = args_end(&a);
     if (reset)
         c.patches.n = 0;
-    if (rc == RS_OK && strcmp(backend, e->rt->backend->ops->name) != 0)
-        rc = error_set(err, RS_EUNSUPPORTED, "%s: backend '%.20s' is not what this engine runs on (%s)", method, backend, e->rt->backend->ops->name);
+    if (strcmp(backend, "cpu") == 0)
+        c.rt.backend = BACKEND_CPU;
+    else if (rc == RS_OK && strcmp(backend, e->rt->backend->ops->name) != 0)
+        rc = error_set(err, RS_EUNSUPPORTED, "%s: backend '%.20s' is neither cpu nor what this engine runs on (%s)", method, backend, e->rt->backend->ops->name);
     if (rc == RS_OK && patches != NULL)
         rc = change_patches(patches, &c.patches, err);
     json_decref(none);
@@ -100,7 +102,7 @@ json_t *capture_config_json(const struct engine *e, const struct capture_config 
         json_object_set_new(p, key, json_string(x->impl));
     }
     return json_pack("{s:s,s:i,s:s,s:s,s:s,s:o}", "mode", c->graph ? "graph" : "eager", "ranks", (int)c->rt.ranks, "numerics", c->fast ? "fast" : "invariant", "isa",
-                     krn_cpu_matmul(c->isa)->name, "backend", e->rt->backend->ops->name, "patches", p);
+                     krn_cpu_matmul(c->isa)->name, "backend", c->rt.backend == BACKEND_CPU ? "cpu" : e->rt->backend->ops->name, "patches", p);
 }
 
 /* ---- running ---- */
@@ -108,7 +110,7 @@ json_t *capture_config_json(const struct engine *e, const struct capture_config 
 static bool same_layout(const struct engine *e, const struct capture_config *c)
 {
     const struct runtime_config *a = &e->rt->cfg, *b = &c->rt;
-    return a->ranks == b->ranks && a->split == b->split && a->cache == b->cache && c->isa == e->isa;
+    return a->ranks == b->ranks && a->split == b->split && a->cache == b->cache && a->backend == b->backend && c->isa == e->isa;
 }
 
 static uint64_t rows_of(const struct capture *c, enum op_buf b, uint32_t rows)
@@ -169,7 +171,7 @@ enum rs_result capture_open(struct engine *e, const struct capture_config *cfg, 
 {
     struct capture c = {.e = e, .cfg = *cfg, .inputs = (flags & CAPTURE_INPUTS) != 0, .cap_table = (n_tokens + RUNTIME_BLOCK - 1) / RUNTIME_BLOCK};
     size_t n_impls;
-    const struct op_impl *impls = backend_cpu_impls(&n_impls);
+    const struct op_impl *impls = runtime_impls(cfg->rt.backend, &n_impls);
     enum rs_result rc = RS_OK;
     if (same_layout(e, cfg)) {
         c.rt = e->rt;
@@ -179,12 +181,14 @@ enum rs_result capture_open(struct engine *e, const struct capture_config *cfg, 
             return rc;
         c.own = true;
     }
+    if (!c.rt->backend->ops->inspects)
+        rc = error_set(err, RS_EUNSUPPORTED, "the %s backend cannot keep what its ops write; give backend=cpu", c.rt->backend->ops->name);
     c.generation = e->patches.now.generation + 1; /* and the next: steps without and with observers are different graphs */
     e->patches.now.generation += 2;
     c.choices = calloc(c.rt->prog.n_ops, sizeof *c.choices);
     c.table = calloc(c.cap_table + 1, sizeof *c.table);
     c.logits = calloc(c.rt->prog.hp->vocab, sizeof *c.logits);
-    if (c.choices == NULL || c.table == NULL || c.logits == NULL)
+    if (rc == RS_OK && (c.choices == NULL || c.table == NULL || c.logits == NULL))
         rc = error_set(err, RS_ENOMEM, "out of memory for a capture");
     if (rc == RS_OK)
         rc = patch_resolve(&cfg->patches, &c.rt->prog, impls, n_impls, c.choices, err);

@@ -345,7 +345,7 @@ static void cpu_retire(struct backend *b, uint64_t generation)
 }
 
 static const struct backend_ops CPU_OPS = {
-    .name = "cpu", .close = cpu_close, .step = cpu_step, .reserve = cpu_reserve, .logits = cpu_logits, .read = cpu_read, .write = cpu_write,
+    .name = "cpu", .inspects = true, .close = cpu_close, .step = cpu_step, .reserve = cpu_reserve, .logits = cpu_logits, .read = cpu_read, .write = cpu_write,
     .copy_block = cpu_copy_block, .cache_get = cpu_cache_get, .cache_put = cpu_cache_put, .pairs = cpu_pairs, .op_us = cpu_op_us, .memory = cpu_memory, .retire = cpu_retire,
 };
 

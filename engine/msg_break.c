@@ -17,6 +17,8 @@ static enum rs_result msg_add(struct engine *e, struct msg *m, struct args *a, s
     enum rs_result rc = msg_need_model(e, "break.add", err);
     if (rc != RS_OK)
         return rc;
+    if (!e->rt->backend->ops->inspects)
+        return error_set(err, RS_EUNSUPPORTED, "break.add: the %s backend cannot stop inside a step", e->rt->backend->ops->name);
     msg_read_site(a, true, NULL, b.glob);
     args_str(a, "when", &when);
     args_str(a, "cond", &cond);

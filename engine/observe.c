@@ -192,6 +192,8 @@ static void drop_observers(struct observe *ob)
 enum rs_result observe_add(struct engine *e, const struct observe_spec *spec, uint32_t *id, uint32_t *n_sites, struct rs_error *err)
 {
     struct observe *ob = &e->observe;
+    if (!e->rt->backend->ops->inspects)
+        return error_set(err, RS_EUNSUPPORTED, "the %s backend has no taps", e->rt->backend->ops->name);
     struct observe_spec *s = malloc(sizeof *s), **at = &ob->specs;
     uint32_t sites = 0, named = 0;
     if (s == NULL)
@@ -263,7 +265,7 @@ void observe_rebind(struct engine *e)
     drop_observers(&e->observe);
     if (e->rt != NULL && e->brk.list != NULL && brk_room(e, &err) != RS_OK)
         brk_close(e);
-    if (e->rt != NULL && e->observe.specs != NULL && build(e, &pl, &err) == RS_OK)
+    if (e->rt != NULL && e->rt->backend->ops->inspects && e->observe.specs != NULL && build(e, &pl, &err) == RS_OK)
         adopt(e, &pl, false);
 }
 

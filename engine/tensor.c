@@ -22,7 +22,7 @@ uint32_t tensor_rows(const struct runtime *rt, const struct batch *b, enum op_bu
 {
     switch (buf) {
     case BUF_Y: case BUF_LOGITS: case BUF_FULL: return b->n_logits;
-    case BUF_MGU: case BUF_MACT: return rt->backend->ops->pairs(rt->backend, rank);
+    case BUF_MGU: case BUF_MACT: return rt->backend->ops->pairs != NULL ? rt->backend->ops->pairs(rt->backend, rank) : 0;
     default: return b->n_rows;
     }
 }

@@ -60,6 +60,8 @@ static void test_shipped(void)
 {
     struct rs_engine *e = talk_open(MODEL, "\"ranks\":4,\"mode\":\"graph\"");
     expect_clean(e, "shipped model, graph, 4 ranks", PROMPT);
+    expect_clean(e, "shipped model, graph, 1 rank", PROMPT ",'decode':3,'config':{'mode':'graph','ranks':1}");
+    expect_clean(e, "shipped model, graph, 3 ranks", PROMPT ",'decode':3,'config':{'mode':'graph','ranks':3}");
     expect_clean(e, "shipped model, eager, 8 ranks", PROMPT ",'config':{'mode':'eager','ranks':8}");
     expect_clean(e, "shipped model, whole experts", PROMPT ",'config':{'patches':{'moe.split':'ep','mla':'expanded'}}");
     expect_clean(e, "shipped model, bf16 all-reduce and cache", PROMPT ",'config':{'patches':{'allreduce.dtype':'bf16','cache':'bf16'}}");

@@ -188,7 +188,7 @@ static void run_no_barrier(const struct cpu_launch *l, const struct cpu_call *k)
 
 static void run_nan(const struct cpu_launch *l, const struct cpu_call *k)
 {
-    const struct cpu_rank *r = &k->c->rank[k->rank];
+    const struct cpu_routing *r = cpu_routing(k);
     const struct shard_range ex = shard_of(k->c->shard, (uint32_t)k->op->layer, k->rank)->experts;
     enum { EXPERT = 5 };
     l->run(k);
