@@ -138,7 +138,8 @@ static enum rs_result allocate(struct engine *e, struct seq *s, const int32_t *i
     s->table = calloc(s->cap / RUNTIME_BLOCK + 2, sizeof *s->table);
     s->text = malloc(s->text_cap);
     s->thought = malloc(s->text_cap);
-    if (s->tok == NULL || s->kind == NULL || s->table == NULL || s->text == NULL || s->thought == NULL)
+    s->logprobs = s->n_logprobs != 0 ? malloc((size_t)s->max_out * s->n_logprobs * sizeof *s->logprobs) : NULL;
+    if ((s->n_logprobs != 0 && s->logprobs == NULL) || s->tok == NULL || s->kind == NULL || s->table == NULL || s->text == NULL || s->thought == NULL)
         return error_set(err, RS_ENOMEM, "out of memory for a sequence of %u tokens", s->cap);
     memcpy(s->tok, ids, n * sizeof *ids);
     return RS_OK;
@@ -165,6 +166,8 @@ static enum rs_result msg_submit(struct engine *e, struct msg *m, struct args *a
     args_bool(a, "reuse", &s->reuse);
     args_u32(a, "session", 1, UINT32_MAX, &s->session);
     args_u32(a, "max_tokens", 1, UINT32_MAX, &s->max_out);
+    if (args_u32(a, "logprobs", 0, SEQ_MAX_LOGPROBS, &s->n_logprobs))
+        s->n_logprobs++; /* the token's own */
     args_bool(a, "thinking", &s->thinking);
     args_bool(a, "ignore_eos", &s->ignore_eos);
     read_sampling(a, e->model->hp.vocab, &s->sp);

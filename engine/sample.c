@@ -224,6 +224,20 @@ static uint32_t candidates(const float *x, uint32_t vocab, float temp, uint32_t 
     return n;
 }
 
+uint32_t sample_top(const float *logits, uint32_t vocab, uint32_t n, struct sample_item *out)
+{
+    uint32_t have = 0;
+    for (uint32_t i = 0; i < vocab && n > 0; i++) {
+        if (!(logits[i] >= -INFINITY) || (have == n && logits[i] <= out[n - 1].logit))
+            continue;
+        uint32_t j = have < n ? have++ : n - 1;
+        for (; j > 0 && out[j - 1].logit < logits[i]; j--)
+            out[j] = out[j - 1];
+        out[j] = (struct sample_item){.logit = logits[i], .id = (int32_t)i};
+    }
+    return have;
+}
+
 int32_t sample_token(const struct sample_params *p, struct sample_rng *r, const float *logits, uint32_t vocab, const int32_t *history, uint32_t n,
                      struct sample_scratch *scratch, struct sample_info *info)
 {

@@ -33,6 +33,9 @@ struct sample_scratch {
     const struct krn_cpu_vec *vec; /* NULL: plain C */
 };
 
+/* The n most likely of a row of logits, best first, ties to the lowest id; p is left alone. Returns how many there are: NaN does not count. */
+uint32_t sample_top(const float *logits, uint32_t vocab, uint32_t n, struct sample_item *out);
+
 /* Numbers about the distribution that the token was taken from, for the health verdict. */
 struct sample_info {
     float entropy;   /* nats, of softmax(logits) before any sampling setting */

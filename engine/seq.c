@@ -14,6 +14,7 @@ void seq_free(struct seq *s)
     free(s->table);
     free(s->text);
     free(s->thought);
+    free(s->logprobs);
     free(s->done);
     free(s);
 }

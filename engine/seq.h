@@ -14,6 +14,7 @@ enum seq_state { SEQ_WAITING, SEQ_RUNNING, SEQ_DONE };
 enum seq_stop { SEQ_STOP_NONE, SEQ_STOP_EOS, SEQ_STOP_LENGTH, SEQ_STOP_STRING, SEQ_STOP_CANCELLED, SEQ_STOP_ERROR };
 
 #define SEQ_MAX_STOPS 16
+#define SEQ_MAX_LOGPROBS 20
 
 struct seq {
     struct seq *next, *prev;      /* all sequences of the engine, oldest first */
@@ -48,6 +49,8 @@ struct seq {
     double prompt_us, decode_us;
     uint32_t preempted;
     struct health health;
+    uint32_t n_logprobs;          /* 0: none are kept; else per token its own and those of the n_logprobs - 1 likeliest */
+    struct seq_logprob { int32_t id; float logprob; } *logprobs; /* [max_out * n_logprobs]; id -1: there is none */
     char error[512];
     char *done;                   /* DONE object, once state is SEQ_DONE */
     /* all-reduce figures of this sequence's decode steps */

@@ -80,6 +80,21 @@ void engine_announce(struct engine *e)
     json_decref(o);
 }
 
+static json_t *logprobs_json(const struct seq *s)
+{
+    if (s->n_logprobs == 0)
+        return json_null();
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < s->n_out; i++) {
+        const struct seq_logprob *p = s->logprobs + (size_t)i * s->n_logprobs;
+        json_t *top = json_array();
+        for (uint32_t k = 1; k < s->n_logprobs && p[k].id >= 0; k++)
+            json_array_append_new(top, json_pack("{s:i,s:f}", "id", (int)p[k].id, "logprob", (double)p[k].logprob));
+        json_array_append_new(list, json_pack("{s:i,s:f,s:o}", "id", (int)p->id, "logprob", (double)p->logprob, "top", top));
+    }
+    return list;
+}
+
 static char *done_object(struct engine *e, struct seq *s)
 {
     json_t *o = json_object();
@@ -94,6 +109,7 @@ static char *done_object(struct engine *e, struct seq *s)
     set_number(o, "decode_ms", s->t_first != 0 ? (double)(s->t_last - s->t_first) / 1e3 : NAN);
     set_number(o, "queue_ms", s->t_start != 0 ? (double)(s->t_start - s->t_submit) / 1e3 : NAN);
     json_object_set_new(o, "spec", spec_seq_json(e, s));
+    json_object_set_new(o, "logprobs", logprobs_json(s));
     set_number(o, "tok_per_s", s->n_out > 1 && s->t_last > s->t_first ? (s->n_out - 1) * 1e6 / (double)(s->t_last - s->t_first) : NAN);
     json_object_set_new(o, "mode", json_string(e->graph ? "graph" : "eager"));
     json_object_set_new(o, "ranks", json_integer(e->rt->cfg.ranks));
@@ -287,6 +303,18 @@ static void choose_all(struct engine *e, uint32_t n)
         pool_run(e->pool, choose_share, e);
 }
 
+/* Of softmax(logits), before any sampling setting. */
+static void keep_logprobs(struct seq *s, int32_t id, const struct sample_info *info, const float *logits, uint32_t vocab)
+{
+    struct sample_item top[SEQ_MAX_LOGPROBS];
+    struct seq_logprob *p = s->logprobs + (size_t)s->n_out * s->n_logprobs;
+    uint32_t n = sample_top(logits, vocab, s->n_logprobs - 1, top);
+    float shift = info->logprob - logits[id];
+    p[0] = (struct seq_logprob){id, info->logprob};
+    for (uint32_t k = 1; k < s->n_logprobs; k++)
+        p[k] = k <= n ? (struct seq_logprob){top[k - 1].id, top[k - 1].logit + shift} : (struct seq_logprob){-1, 0};
+}
+
 /* Take the next token of a sequence whose logits are there. */
 static enum seq_stop advance(struct engine *e, struct seq *s, uint32_t row, uint64_t now)
 {
@@ -304,6 +332,8 @@ static enum seq_stop advance(struct engine *e, struct seq *s, uint32_t row, uint
     s->t_last = now;
     if (end && !s->ignore_eos)
         return SEQ_STOP_EOS;
+    if (s->n_logprobs != 0)
+        keep_logprobs(s, id, &info, e->rt->backend->ops->logits(e->rt->backend, row), vocab_size(e->model->vocab));
     s->tok[s->n] = id;
     s->kind[s->n++] = BATCH_GENERATED;
     s->n_out++;

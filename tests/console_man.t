@@ -25,7 +25,7 @@ if command -v bash >/dev/null; then
 completes "--raw --ranks" rankscope chat --ra
     completes "one.gguf" rankscope chat -m one
     completes "one.gguf" rankscope one
-    completes "--back" rankscope tokens --ba
+    completes "--back --backend" rankscope tokens --ba
     completes "--local" rankscope --loc
     completes "" rankscope chat --seed ''
 else

@@ -117,9 +117,140 @@ static void test_cuts(void)
     tap_eq_int(most, 2, "min_p keeps those that have its share of the best one");
 }
 
+static int32_t draw_after(const struct sample_params *p, struct sample_rng *r, const int32_t *history, uint32_t n, struct sample_info *info)
+{
+    return sample_token(p, r, s_logits, VOCAB, history, n, &s_scratch, info);
+}
+
+/* Bias comes first, then penalties, then the greedy choice; each moves it. */
+static void test_order(void)
+{
+    const int32_t history[] = {1, 2, 1, 1};
+    struct sample_params p;
+    struct sample_rng r;
+    struct sample_info info;
+    sample_defaults(&p);
+    sample_seed(&r, 5);
+    for (int i = 0; i < VOCAB; i++)
+        s_logits[i] = -10;
+    s_logits[1] = 4;
+    s_logits[2] = 3;
+    s_logits[3] = 2;
+    s_logits[9] = -0.5f;
+    tap_eq_int(draw_after(&p, &r, history, 4, &info), 1, "greedy takes the largest");
+    p.repeat_penalty = 1.9f; /* 4 becomes 2.1, 3 becomes 1.58 */
+    tap_eq_int(draw_after(&p, &r, history, 4, &info), 1, "a repeat penalty divides");
+    p.repeat_penalty = 3; /* 1.33 and 1 */
+    tap_eq_int(draw_after(&p, &r, history, 4, &info), 3, "until another is larger");
+    p.penalty_last_n = 1; /* sees only the last 1 */
+    tap_eq_int(draw_after(&p, &r, history, 4, &info), 2, "penalties look back so far and no further");
+    p.repeat_penalty = 1;
+    p.penalty_last_n = 64;
+    p.frequency_penalty = 0.5f; /* three times off 1, once off 2: 2.5 each; ties to the lower id */
+    tap_eq_int(draw_after(&p, &r, history, 4, &info), 1, "a frequency penalty counts, and among equals the lower id wins");
+    p.frequency_penalty = 0;
+    p.presence_penalty = 2.5f; /* 1.5, 0.5 */
+    tap_eq_int(draw_after(&p, &r, history, 4, &info), 3, "a presence penalty does not count");
+    p.presence_penalty = 0;
+    p.repeat_penalty = 2;
+    p.n_bias = 1;
+    p.bias[0].token = 9;
+    p.bias[0].value = 2.6f; /* 2.1: above 4 / 2 and 2 */
+    tap_eq_int(draw_after(&p, &r, history, 4, &info), 9, "a bias adds to what penalties then divide");
+    const int32_t seen[] = {9};
+    p.bias[0].value = 5; /* 4.5, halved to 2.25: below 4 */
+    tap_eq_int(draw_after(&p, &r, seen, 1, &info), 1, "the bias comes before the penalty");
+    double z = 0;
+    for (int i = 0; i < VOCAB; i++)
+        z += exp((double)s_logits[i] - 4);
+    tap_near((double)info.logprob, -log(z), 1e-5, "the log-probability is that of the plain logits");
+}
+
+static void test_typical(void)
+{
+    struct sample_params p;
+    struct sample_rng r;
+    int seen[5] = {0};
+    const double share[5] = {0.8, 0.05, 0.05, 0.05, 0.05}; /* entropy 0.778: surprise 0.223 and 2.996; the first is the closest, then by id */
+    sample_defaults(&p);
+    sample_seed(&r, 8);
+    for (int i = 0; i < VOCAB; i++)
+        s_logits[i] = i < 5 ? (float)log(share[i]) : -INFINITY;
+    p.temp = 1;
+    p.typical_p = 0.83f;
+    for (int i = 0; i < 3000; i++)
+        seen[draw(&p, &r)]++;
+    tap_ok(seen[0] > 0 && seen[1] > 0 && seen[2] == 0 && seen[3] == 0 && seen[4] == 0, "typical_p keeps the tokens whose surprise is closest to the entropy");
+}
+
+/* Chi-square of 64 tokens against the whole distribution, 63 degrees of freedom: 103.4 is passed once in a thousand times. */
+static void test_chi_square(void)
+{
+    enum { N = 64, TIMES = 50000 };
+    struct sample_params p;
+    struct sample_rng r;
+    double weight[N], z = 0, chi = 0;
+    int count[N] = {0};
+    sample_defaults(&p);
+    sample_seed(&r, 77);
+    for (int i = 0; i < VOCAB; i++)
+        s_logits[i] = -INFINITY;
+    for (int i = 0; i < N; i++) {
+        s_logits[i * 31] = (float)(i % 7) * 0.4f;
+        weight[i] = exp((double)s_logits[i * 31] / 1.3);
+        z += weight[i];
+    }
+    p.temp = 1.3f;
+    for (int i = 0; i < TIMES; i++)
+        count[draw(&p, &r) / 31]++;
+    for (int i = 0; i < N; i++) {
+        double want = TIMES * weight[i] / z;
+        chi += (count[i] - want) * (count[i] - want) / want;
+    }
+    tap_ok(chi < 103.4 && chi > 30, "64 tokens are drawn by their weights: chi-square %.1f with 63 degrees of freedom", chi);
+}
+
+static void test_seeds(void)
+{
+    struct sample_params p;
+    struct sample_rng a, b, c;
+    int same = 0, other = 0;
+    sample_defaults(&p);
+    p.temp = 1;
+    fill(4, 3);
+    sample_seed(&a, 10);
+    sample_seed(&b, 10);
+    sample_seed(&c, 11);
+    for (int i = 0; i < 100; i++) {
+        int32_t x = draw(&p, &a);
+        same += x == draw(&p, &b);
+        other += x == draw(&p, &c);
+    }
+    tap_ok(same == 100 && other < 20, "a seed is a sequence, another seed another");
+}
+
+static void test_top(void)
+{
+    struct sample_item top[5];
+    fill(6, 10);
+    s_logits[100] = s_logits[50] = 11;
+    s_logits[7] = NAN;
+    int wrong = 0;
+    tap_eq_int(sample_top(s_logits, VOCAB, 5, top), 5, "the five likeliest");
+    for (int i = 0; i < 5; i++)
+        wrong += i < 2 ? top[i].id != (i == 0 ? 50 : 100) : top[i].logit > top[i - 1].logit;
+    tap_eq_int(wrong, 0, "in order, ties to the lower id");
+    s_logits[7] = 0;
+}
+
 int main(void)
 {
-    tap_plan(7);
+    tap_plan(21);
+    test_order();
+    test_typical();
+    test_chi_square();
+    test_seeds();
+    test_top();
     test_top_k();
     test_equal_logits();
     test_frequencies();

@@ -1,4 +1,5 @@
 /* engine/spec.c: with drafts and without, the text is the same. What drafts save is printed; it depends on the machine. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -125,6 +126,33 @@ static void test_sampling(const struct setup *t)
     tap_ok(got[0].n == 5 && got[1].n == 5 && got[2].n == 5, "max_tokens counts tokens, not steps");
 }
 
+/* Token probabilities: the same with drafts and without; each token's own is the largest, for the choice is greedy. */
+static void test_logprobs(const struct setup *t)
+{
+    const char *options = "{\"temp\":0,\"max_tokens\":40,\"logprobs\":3}";
+    open_model(t, 1, "graph");
+    answer(t, 0, t->n, options, plain);
+    set_drafts(t, 3);
+    answer(t, 0, t->n, options, got);
+    int wrong = 0, tokens = 0;
+    for (size_t i = 0; i < t->n; i++) {
+        json_t *a = json_object_get(plain[i].done, "logprobs"), *b = json_object_get(got[i].done, "logprobs");
+        wrong += !json_equal(a, b) || json_array_size(a) != plain[i].n;
+        for (size_t k = 0; k < json_array_size(a); k++, tokens++) {
+            const json_t *p = json_array_get(a, k), *top = json_object_get(p, "top"), *best = json_array_get(top, 0);
+            double sum = 0;
+            for (size_t j = 0; j < json_array_size(top); j++)
+                sum += exp(number(json_array_get(top, j), "logprob"));
+            wrong += json_array_size(top) != 3 || sum > 1 + 1e-5 || number(p, "logprob") > 0 || number(best, "logprob") != number(p, "logprob") ||
+                     json_integer_value(json_object_get(best, "id")) != json_integer_value(json_object_get(p, "id")) ||
+                     json_integer_value(json_object_get(p, "id")) != plain[i].ids[k];
+        }
+    }
+    tap_ok(wrong == 0 && tokens > 50, "log-probabilities of %d tokens and of the three likeliest, with drafts and without", tokens);
+    answer(t, 0, 1, GREEDY, got);
+    tap_ok(json_is_null(json_object_get(got[0].done, "logprobs")), "none without being asked for");
+}
+
 /* Both readings of the hidden state, and a NextN block that computes nonsense: the text stays, acceptance falls, the alarm rises. */
 static void test_readings(const struct setup *t)
 {
@@ -191,6 +219,7 @@ int main(void)
     test_same_text(&t, 1, "eager");
     test_same_text(&t, 3, "graph");
     test_sampling(&t);
+    test_logprobs(&t);
     test_readings(&t);
     test_short_of_cache(&t);
     test_refusal(&t);
