@@ -27,8 +27,11 @@ nobase_dist_pkgdata_DATA = \
 	lua/pretty.lua \
 	lua/rs.lua \
 	lua/triage.lua \
+	scripts/allreduce-watch.lua \
+	scripts/compare-quants.lua \
 	scripts/lua-docs.lua \
 	scripts/story.lua \
+	scripts/sweep.lua \
 	scripts/triage.lua \
 	lua/templates/deepseek.lua \
 	lua/templates/deepseek_r1.lua \

@@ -124,6 +124,7 @@ shell_tests = \
 	tests/quant_gguf.t \
 	tests/reference.t \
 	tests/script_abuse.t \
+	tests/scripts.t \
 	tests/serve.t \
 	tests/story.t \
 	tests/story_cli.t \
