@@ -187,6 +187,13 @@ void chat_done(struct con *con, uint32_t stream, json_t *done)
     a->done = json_is_object(done) ? json_incref(done) : json_object();
 }
 
+void chat_pause(struct con *con)
+{
+    if (con->answer.line_open)
+        out_str(con->out, OUT_ANSWER, "\n");
+    con->answer.line_open = false;
+}
+
 void chat_lost(struct con *con)
 {
     struct con_answer *a = &con->answer;
@@ -197,11 +204,14 @@ void chat_lost(struct con *con)
     json_decref(done);
 }
 
-enum rs_result chat_wait(struct con *con, struct rs_error *err)
+/* hold: a breakpoint ends the wait, the answer goes on when the engine does. */
+static enum rs_result wait_answer(struct con *con, bool hold, struct rs_error *err)
 {
     struct con_answer *a = &con->answer;
     bool cancelled = false;
     while (a->running) {
+        if (hold && con->stopped != NULL)
+            return RS_OK;
         unsigned wake = con_pump(con, -1);
         if (wake & CON_WAKE_END)
             return fail_set(err, RS_ECANCELLED, "ended by a signal");
@@ -225,6 +235,11 @@ enum rs_result chat_wait(struct con *con, struct rs_error *err)
     if (strcmp(stop, "error") == 0)
         return fail_set(err, RS_EENGINE, "%s", js_str(a->done, "error", "the engine failed while answering"));
     return RS_OK;
+}
+
+enum rs_result chat_wait(struct con *con, struct rs_error *err)
+{
+    return wait_answer(con, false, err);
 }
 
 /* ---- conversations ------------------------------------------------------------------------------------------------------------------- */
@@ -311,23 +326,45 @@ static void add_answer(struct con *con)
     conv_add(&con->conv, CONV_ASSISTANT, a->text.text != NULL ? a->text.text : "", a->thinking.text, cut);
 }
 
-/* Answer the last message, which is the person's. */
-static enum rs_result answer(struct con *con, struct rs_error *err)
+/* Wait for the end of the answer and keep it; a breakpoint may come first. */
+static enum rs_result finish(struct con *con, struct rs_error *err)
 {
-    enum rs_result r = chat_keep(con, err);
-    if (r == RS_OK)
-        r = chat_start(con, err);
-    if (r == RS_OK)
-        r = chat_wait(con, err);
-    if (r != RS_OK)
+    enum rs_result r = wait_answer(con, true, err);
+    if (r != RS_OK || con->answer.running)
         return r;
     show_outcome(con);
     add_answer(con);
     return chat_keep(con, err);
 }
 
+/* Answer the last message, which is the person's. */
+static enum rs_result answer(struct con *con, struct rs_error *err)
+{
+    enum rs_result r = chat_keep(con, err);
+    if (r == RS_OK)
+        r = chat_start(con, err);
+    return r == RS_OK ? finish(con, err) : r;
+}
+
+enum rs_result chat_go_on(struct con *con, const char *method, json_t *args, struct rs_error *err)
+{
+    if (con->stopped == NULL) {
+        json_decref(args);
+        return fail_set(err, RS_ESTATE, "the engine is not stopped");
+    }
+    json_t *was = con->stopped;
+    con->stopped = NULL; /* the next stop may come before the reply */
+    enum rs_result r = con_request(con, method, args, NULL, err);
+    if (r != RS_OK && con->stopped == NULL)
+        con->stopped = json_incref(was);
+    json_decref(was);
+    return r == RS_OK && con->answer.running ? finish(con, err) : r;
+}
+
 enum rs_result chat_turn(struct con *con, const char *text, struct rs_error *err)
 {
+    if (con->stopped != NULL)
+        return fail_set(err, RS_ESTATE, "the engine is stopped: /continue, /step or /next first");
     conv_add(&con->conv, CONV_USER, text, NULL, false);
     size_t n = con->conv.n;
     enum rs_result r = answer(con, err);
@@ -363,12 +400,7 @@ enum rs_result chat_follow(struct con *con, uint32_t stream, struct rs_error *er
     if (json_is_object(done))
         chat_done(con, stream, done);
     json_decref(reply);
-    r = chat_wait(con, err);
-    if (r != RS_OK)
-        return r;
-    show_outcome(con);
-    add_answer(con);
-    return chat_keep(con, err);
+    return finish(con, err);
 }
 
 static void show_message(struct con *con, const struct conv_message *m)

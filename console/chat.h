@@ -21,6 +21,9 @@ enum rs_result chat_wait(struct con *con, struct rs_error *err);
  * an error is shown. On failure the conversation is as it was. */
 enum rs_result chat_turn(struct con *con, const char *text, struct rs_error *err);
 
+/* The engine is stopped inside a step: have it go on by "continue", "step" or "next" (args consumed), and wait for the answer's end or the next stop. */
+enum rs_result chat_go_on(struct con *con, const char *method, json_t *args, struct rs_error *err);
+
 /* Answer again after the last message of the person; the answer that was there is replaced. RS_ESTATE: nothing to answer. */
 enum rs_result chat_again(struct con *con, struct rs_error *err);
 
@@ -48,10 +51,11 @@ json_t *chat_result(const struct con *con);
 /* One line of numbers about the answer that ended; caller frees. */
 char *chat_numbers(const struct con *con);
 
-/* Called by con_event(). */
+/* Called by con_take_event(). */
 void chat_token(struct con *con, const struct rs_event *ev);
 void chat_done(struct con *con, uint32_t stream, json_t *done);
 void chat_lost(struct con *con);
+void chat_pause(struct con *con); /* something else is about to be shown */
 
 void chat_fini(struct con_answer *a);
 

@@ -42,6 +42,7 @@ void con_fini(struct con *con)
     json_decref(con->slots);
     json_decref(con->sampling);
     json_decref(con->await_json);
+    json_decref(con->stopped);
     free(con->await_blob);
     free(con->template_file);
     free(con->engine_name);
@@ -157,7 +158,19 @@ static void take_lost(struct con *con, const json_t *lost)
     out_str(con->out, OUT_NOTE, "the conversation is kept here; /restart starts a new engine and goes on with it\n");
 }
 
-static void con_event(struct con *con, const struct rs_event *ev)
+static void take_stopped(struct con *con, json_t *stopped)
+{
+    char *site = text_one_line(js_str(stopped, "site", "?")), *reason = text_one_line(js_str(stopped, "reason", "stopped"));
+    json_decref(con->stopped);
+    con->stopped = json_incref(stopped);
+    chat_pause(con);
+    out_printf(con->out, OUT_NOTE, "stopped %s %s, step %lld, position %lld: %s\n", js_str(stopped, "when", "at"), site, (long long)js_int(stopped, "step", 0),
+               (long long)js_int(stopped, "pos", 0), reason);
+    free(site);
+    free(reason);
+}
+
+void con_take_event(struct con *con, const struct rs_event *ev)
 {
     json_t *json = ev->json != NULL ? json_loads(ev->json, JSON_DECODE_ANY, NULL) : NULL;
     if (con->watch != NULL)
@@ -170,7 +183,7 @@ static void con_event(struct con *con, const struct rs_event *ev)
     case RS_EVENT_STATE: take_state(con, json); break;
     case RS_EVENT_LOG: take_log(con, json); break;
     case RS_EVENT_LOST: take_lost(con, json); break;
-    case RS_EVENT_STOPPED:
+    case RS_EVENT_STOPPED: take_stopped(con, json); break;
     case RS_EVENT_COUNT: break;
     }
     json_decref(json);
@@ -185,7 +198,7 @@ unsigned con_pump(struct con *con, int timeout_ms)
     struct rs_error err = {0};
     enum rs_result r;
     while ((r = rs_next(con->engine, 0, &ev, &err)) == RS_OK) {
-        con_event(con, &ev);
+        con_take_event(con, &ev);
         if (con->lost || (con->await_id != 0 && con->await_done))
             return wake; /* who waits must see its reply before what follows it: the first tokens of its stream */
     }

@@ -2,7 +2,7 @@
  *
  * It knows neither readline nor curses nor stdio: a front end gives it a struct out and a way to wait. Requests look synchronous to a
  * command, but while one waits for its reply every other event is handled as it comes (tokens are printed, states kept, signals noticed).
- * Thread of the user interface only; nothing here may be called from inside con_event(). */
+ * Thread of the user interface only; nothing here may be called from inside con_take_event(). */
 #ifndef RANKSCOPE_CONSOLE_CON_H
 #define RANKSCOPE_CONSOLE_CON_H
 
@@ -88,6 +88,7 @@ struct con {
     struct scr_script *script; /* Lua at the prompt; NULL until it is used */
     char *script_model;        /* what that state was told of the shipped model */
 
+    json_t *stopped; /* where a breakpoint or a watchpoint holds the engine; NULL: it runs */
     bool lost;       /* the engine is gone */
     bool quit;       /* leave the REPL */
     int end_signal;  /* a signal ends this process; 0: none */
@@ -111,6 +112,9 @@ unsigned con_wait_plain(struct con *con, void *ctx, int timeout_ms);
 
 /* Wait once and handle the events that came. Returns con_wake bits. */
 unsigned con_pump(struct con *con, int timeout_ms);
+
+/* Handle an event that somebody else has read from the engine: a script that runs on it. */
+void con_take_event(struct con *con, const struct rs_event *ev);
 
 /* Send a request and wait. args is a JSON object that this call consumes, or NULL. reply may be NULL; otherwise it gets a new reference.
  * RS_ECANCELLED: interrupted or ended by a signal; the engine carries the request out all the same. */

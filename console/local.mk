@@ -80,6 +80,7 @@ libconsole_a_SOURCES = \
 	console/rcmd.c \
 	console/rcmd.h \
 	console/rcmd_conv.c \
+	console/rcmd_debug.c \
 	console/rcmd_engine.c \
 	console/rcmd_help.c \
 	console/rcmd_list.h \

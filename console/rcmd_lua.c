@@ -28,6 +28,11 @@ static struct rs_engine *engine(void *ctx)
     return ((struct con *)ctx)->engine;
 }
 
+static void event(void *ctx, const struct rs_event *ev)
+{
+    con_take_event(ctx, ev);
+}
+
 static bool reserved(void *ctx, const char *name)
 {
     (void)ctx;
@@ -74,7 +79,7 @@ static enum rs_result state_of(struct con *con, struct rs_error *err)
     if (lua == NULL)
         return fail_set(err, RS_ENOTFOUND, "the Lua library is not installed (lua/rs.lua)");
     *strrchr(lua, '/') = '\0';
-    struct scr_host host = {.ctx = con, .print = print, .interrupted = interrupted, .engine = engine, .reserved = reserved, .default_model = con->script_model};
+    struct scr_host host = {.ctx = con, .print = print, .interrupted = interrupted, .engine = engine, .event = event, .reserved = reserved, .default_model = con->script_model};
     enum rs_result rc = scr_script_open(&host, lua, &con->script, err);
     free(lua);
     if (rc == RS_OK)
@@ -140,12 +145,29 @@ enum rs_result rcmd_lua_eval(struct con *con, const char *code, struct rs_error 
     return exec_lua(&rcmd_lua_entry, con, code, err);
 }
 
+/* A place in the library is of no use to who typed a command. */
+static void drop_place(struct rs_error *err)
+{
+    char *p = err->msg, *end = NULL;
+    for (char *q = p; (q = strstr(q, ".lua:")) != NULL; q++) {
+        char *digits = q + strlen(".lua:");
+        size_t n = strspn(digits, "0123456789");
+        if (n > 0 && strncmp(digits + n, ": ", 2) == 0)
+            end = digits + n + 2;
+    }
+    if (p[0] == '/' && end != NULL)
+        memmove(p, end, strlen(end) + 1);
+}
+
 enum rs_result rcmd_lua_call(struct con *con, const char *function, const char *args, struct rs_error *err)
 {
     char *trace = NULL;
+    bool added = strcmp(function, "added") == 0;
     enum rs_result rc = state_of(con, err);
     if (rc == RS_OK)
-        rc = scr_script_call(con->script, "commands", function, args, &trace, err);
+        rc = scr_script_call(con->script, "commands", function, args, added ? &trace : NULL, err);
+    if (rc != RS_OK && !added)
+        drop_place(err);
     return finish(con, rc, trace);
 }
 

@@ -141,6 +141,224 @@ function commands.triage(args)
   triage.report(triage.run{prompts = args ~= "" and {args} or nil})
 end
 
+-- ---- looking inside ------------------------------------------------------------------------------------------------------------------
+
+local function number(x) return type(x) == "number" and ("%.5g"):format(x) or "n/a" end
+
+local function stats_line(s)
+  if type(s) ~= "table" then return "n/a" end
+  if s.n == nil then return rs.core.json_encode(s) end
+  local out = ("n %d  min %s  max %s  absmax %s  mean %s  rms %s"):format(s.n, number(s.min), number(s.max), number(s.absmax), number(s.mean), number(s.rms))
+  for _, k in ipairs{"zeros", "nan", "inf"} do
+    if (s[k] or 0) ~= 0 then out = out .. ("  %s %d"):format(k, s[k]) end
+  end
+  return out .. (s.hash and s.hash ~= rs.null and ("  hash %s"):format(s.hash) or "")
+end
+
+-- "rank 3" at the end of the arguments.
+local function take_rank(args)
+  local rest, rank = args:match("^(.-)%s*rank%s+(%w+)$")
+  if not rest then return args, nil end
+  return rest, math.tointeger(tonumber(rank)) or rank
+end
+
+local saves = {} -- site -> file that the next look is written to
+
+function commands.tap(args)
+  if args == "" then
+    local any, seen = false, {}
+    local sites = {}
+    for _, t in ipairs(rs.call("probe.list").taps) do -- what watchpoints look at is kept too, but was not asked for
+      for _, s in ipairs(rs.read(t.site)) do
+        if not seen[s.site] then sites[#sites + 1] = s end
+        seen[s.site] = true
+      end
+    end
+    for _, s in ipairs(sites) do
+      local r = s.records[#s.records]
+      any = true
+      if r == nil then print(s.site .. ": nothing yet")
+      elseif r.whole ~= nil and r.whole ~= rs.null then print(("%-28s step %d  %s"):format(s.site, r.step, stats_line(r.whole)))
+      else
+        for _, k in ipairs(r.ranks) do print(("%-28s step %d  rank %d  %s"):format(s.site, r.step, k.rank, stats_line(k))) end
+      end
+    end
+    for site, file in pairs(saves) do
+      local r, blob = rs.call("probe.read", {site = site, what = "copy"})
+      rs.tensor.of(r, blob):save(file)
+      print(("%s of step %d written to %s"):format(r.site, r.step, file))
+      saves[site] = nil
+    end
+    if not any then print("nothing is tapped") end
+    return
+  end
+  local rest, rank = take_rank(args)
+  local site, what, more = rest:match("^(%S+)%s*(%S*)%s*(.*)$")
+  local o = {rank = rank}
+  if what == "values" then o.what, o.n = "values", math.tointeger(tonumber(more)) or error("/tap: values N expected", 0)
+  elseif what == "save" then
+    if more == "" then error("/tap: save FILE.npy expected", 0) end
+    o.what, saves[site] = "copy", more
+  elseif what ~= "" then o.what = what end
+  local t = rs.tap(site, o)
+  print(("tap %d on %s sites"):format(t.id, tostring(t.sites)))
+end
+
+function commands.untap(args) print(("%s taken away"):format(tostring(rs.untap(args ~= "" and (math.tointeger(tonumber(args)) or args) or nil)))) end
+
+function commands.watch(args)
+  if args == "" then
+    local list = rs.watches()
+    for _, w in ipairs(list) do
+      local f = w.first
+      print(("%3d  %s if %s%s: %d hits%s"):format(w.id, w.site, w.cond, w.action == "stop" and ", stops" or "", w.hits,
+        type(f) == "table" and ("; first at %s, step %d, rank %d"):format(f.site, f.step, f.rank) or ""))
+    end
+    if #list == 0 then print("nothing is watched") end
+    return
+  end
+  local del = args:match("^del%s*(%d*)$")
+  if del then return print(("%s taken away"):format(tostring(rs.unwatch(math.tointeger(tonumber(del)))))) end
+  local rest, rank = take_rank(args)
+  local site, cond, stop = rest:match("^(%S+)%s+if%s+(%S+)%s*(%a*)$")
+  if not site or (stop ~= "" and stop ~= "stop") then error("usage: /watch SITES if CONDITION [stop] [rank R], /watch del [ID], or /watch", 0) end
+  print(("watchpoint %d"):format(rs.watch(cond, {site = site, rank = rank, action = stop == "stop" and "stop" or nil})))
+end
+
+commands["break"] = function(args)
+  if args == "" then
+    local list = rs.brk.list()
+    for _, b in ipairs(list) do
+      print(("%3d  %s %s%s: %d hits"):format(b.id, b.when, b.site, type(b.cond) == "string" and b.cond ~= "" and " if " .. b.cond or "", b.hits))
+    end
+    if #list == 0 then print("there are no breakpoints") end
+    return
+  end
+  local del = args:match("^del%s*(%d*)$")
+  if del then return print(("%s taken away"):format(tostring(rs.brk.del(math.tointeger(tonumber(del)))))) end
+  local rest, rank = take_rank(args)
+  local o = {rank = rank}
+  local head, cond = rest:match("^(.-)%s+if%s+(.+)$")
+  if head then rest, o.cond = head, cond end
+  local site, when = rest:match("^(%S+)%s*(%a*)$")
+  if not site then error("usage: /break SITES [before|after] [if COND] [rank R]", 0) end
+  o.when = when ~= "" and when or nil
+  print(("breakpoint %d"):format(rs.brk.add(site, o)))
+end
+
+function commands.where()
+  local at = rs.where()
+  if not at then return print("the engine is not stopped") end
+  print(("%s %s (op %d), step %d, %d rows, position %d, token %s: %s"):format(at.when or "at", at.site, at.op or -1, at.step or 0, at.rows or 0, at.pos or 0, tostring(at.token),
+    tostring(at.reason)))
+end
+
+-- "blk.0.attn.out[1][0:2:0:8]" -> site, options.
+local function place(text, where)
+  local site, brackets = text:match("^([^%[%]]+)(.*)$")
+  if not site then error(where .. ": SITE[RANK][ROWS:COLS] expected", 0) end
+  local parts = {}
+  for b in brackets:gmatch("%[([%d:]*)%]") do parts[#parts + 1] = b end
+  local o = {}
+  if parts[1] and parts[1] ~= "" then o.rank = math.tointeger(tonumber(parts[1])) or error(where .. ": a rank expected, got " .. parts[1], 0) end
+  if parts[2] then
+    local r0, r1, c0, c1 = parts[2]:match("^(%d+):(%d+):(%d+):(%d+)$")
+    if not r0 then error(where .. ": [FROM:TO:FROM:TO] expected, rows and columns", 0) end
+    o.rows, o.cols = r0 .. ":" .. r1, c0 .. ":" .. c1
+  end
+  return site, o
+end
+
+function commands.print(args)
+  if args == "" then error("usage: /print SITE[RANK][ROWS:COLS]", 0) end
+  local site, o = place(args, "/print")
+  local t = rs.tensor.read(site, o)
+  print(("%s, %s, [%d, %d]"):format(t.name, tostring(t.layout), t.shape[1], t.shape[2]))
+  print("  " .. stats_line(t.stats))
+  for r = 1, math.min(t.shape[1], 8) do
+    local row = {}
+    for c = 1, math.min(t.shape[2], 8) do row[c] = ("%9.4g"):format(t:at(r, c)) end
+    print("  " .. table.concat(row, " ") .. (t.shape[2] > 8 and " ..." or ""))
+  end
+  if t.shape[1] > 8 then print("  ...") end
+end
+
+function commands.poke(args)
+  local at, v = args:match("^(%S+)%s+(%S+)$")
+  if not at or not tonumber(v) then error("usage: /poke SITE[RANK][ROWS:COLS] VALUE", 0) end
+  local site, o = place(at, "/poke")
+  print(("%s values written"):format(tostring(rs.tensor.write(site, tonumber(v) + 0.0, o))))
+end
+
+-- The question as the model's template puts it.
+local function asked(prompt)
+  local segments = rs.render({{role = "user", content = prompt ~= "" and prompt or QUESTION}}, {enable_thinking = false})
+  return segments
+end
+
+local SETTINGS = {mode = true, ranks = true, numerics = true, graph_guard = true, isa = true, backend = true}
+
+-- "mode=eager,mla=off" -> a configuration of the engine.
+local function configuration(text)
+  local file = text:match("^file:(.+)$")
+  if file then return {file = file} end
+  local c = {}
+  if text == "default" then return c end
+  for _, part in ipairs(split(text, ",")) do
+    local k, v = part:match("^([^=]+)=(.+)$")
+    if not k then error("/diff: NAME=VALUE expected, got '" .. part .. "'", 0) end
+    if SETTINGS[k] then c[k] = value(v)
+    else
+      c.patches = c.patches or {}
+      c.patches[k] = v
+    end
+  end
+  return c
+end
+
+function commands.diff(args)
+  local head, prompt = args:match("^(.-)%s+%-p%s+(.+)$")
+  local a, b = (head or args):match("^(%S+)%s+(%S+)$")
+  if not a then error("usage: /diff A B [-p PROMPT]", 0) end
+  local d = rs.diff(configuration(a), configuration(b), {segments = asked(prompt or ""), decode = 3})
+  local shown = 0
+  for _, e in ipairs(d.ops) do
+    if not e.within and shown < 10 then
+      shown = shown + 1
+      print(("%-28s %-7s relative L2 %s  largest %s"):format(e.site, e.phase, number(e.rel_l2), number(e.max_abs)))
+    end
+  end
+  if d.first == nil or d.first == rs.null then print(("all %d outputs agree (tolerance %s)"):format(d.compared, number(d.tolerance)))
+  else print(("%d of %d outputs are out of tolerance (%s); the first is %s"):format(d.out_of_tolerance, d.compared, number(d.tolerance), d.first.site)) end
+end
+
+function commands.replay(args)
+  local r = rs.replay{segments = asked(args), decode = 3}
+  for i = 1, math.min(10, #r.guilty) do
+    local e = r.guilty[i]
+    print(("%-28s %-7s %s: off by %s of its norm, tolerance %s; it reads %s"):format(e.site, e.phase, e.what, number(e.rel_l2), number(e.tolerance), table.concat(e.tensors or {}, ", ")))
+  end
+  print(("%d of %d outputs do not agree with the reference"):format(r.out_of_tolerance, r.compared))
+end
+
+function commands.lens(args)
+  local r = rs.call("lens", {segments = asked(args), top = 4})
+  for _, l in ipairs(r.layers) do
+    local parts = {}
+    for i, t in ipairs(l.top) do parts[i] = ("%s %.2f"):format(string.format("%q", t.piece):gsub("\\\n", "\\n"), t.p) end
+    print(("layer %2d  entropy %5.2f  %s"):format(l.layer, l.entropy, table.concat(parts, "  ")))
+  end
+end
+
+function commands.experts(args)
+  local r = rs.call("experts", {segments = asked(args)})
+  for _, l in ipairs(r.layers) do
+    local last = {}
+    for i, e in ipairs(l.last) do last[i] = ("%d (%.2f)"):format(e.expert, e.weight) end
+    print(("layer %2d  %d rows, %d of %d experts taken, balance %.2f; last row: %s"):format(l.layer, l.rows, l.taken, r.experts, l.balance, table.concat(last, ", ")))
+  end
+end
+
 -- A command that a script has added: "NAME ARGS".
 function commands.added(line)
   local name, args = line:match("^(%S+) (.*)$")

@@ -168,6 +168,21 @@ function rs.tensor.read(site, opts)
   return setmetatable(r, Tensor)
 end
 
+--- A tensor object out of a reply that describes one and its blob: rs.tensor.of(rs.call("probe.read", {site = ..., what = "copy"})).
+---@param reply table
+---@param blob string
+---@return rs.tensor
+function rs.tensor.of(reply, blob)
+  want("rs.tensor.of", "reply", reply, "table")
+  want("rs.tensor.of", "blob", blob, "string")
+  local t = copy(reply, {blob = blob})
+  t.name = t.name or t.site or "tensor"
+  t.shape = t.shape or {t.rows, t.width}
+  t.stats = t.stats or {}
+  if math.type(t.shape[1]) ~= "integer" or math.type(t.shape[2]) ~= "integer" then error("rs.tensor.of: the reply has no shape", 2) end
+  return setmetatable(t, Tensor)
+end
+
 --- Overwrite a tensor while the engine is stopped inside a step: with one value everywhere.
 ---@param site string
 ---@param value number

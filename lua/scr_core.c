@@ -208,16 +208,20 @@ static bool unqueue_event(lua_State *L, struct handle *h)
 }
 
 /* Wait for the next event in slices, so that the operator can interrupt; false when none came in time. */
-static bool wait_event(lua_State *L, struct rs_engine *e, double until, struct rs_event *ev)
+static bool wait_event(lua_State *L, struct handle *h, double until, struct rs_event *ev)
 {
+    const struct scr_host *host = scr_script_host(L);
     struct rs_error err;
     for (;;) {
         double left = until - now_s();
         if (scr_script_interrupted(L))
             luaL_error(L, "interrupted");
-        enum rs_result rc = rs_next(e, left <= 0 ? 0 : left < 0.05 ? (int)(left * 1000) + 1 : 50, ev, &err);
-        if (rc == RS_OK)
+        enum rs_result rc = rs_next(h->e, left <= 0 ? 0 : left < 0.05 ? (int)(left * 1000) + 1 : 50, ev, &err);
+        if (rc == RS_OK) {
+            if (h->borrowed && host->event != NULL && ev->type != RS_EVENT_REPLY)
+                host->event(host->ctx, ev);
             return true;
+        }
         if (rc != RS_ETIMEOUT)
             raise(L, &err);
         if (left <= 0)
@@ -257,7 +261,7 @@ static int handle_call(lua_State *L)
     if (rs_send(e, method, args, &id, &err) != RS_OK)
         return raise(L, &err);
     for (;;) {
-        if (!wait_event(L, e, until, &ev))
+        if (!wait_event(L, h, until, &ev))
             return luaL_error(L, "%s: no reply in time", method);
         if (ev.type == RS_EVENT_LOST)
             return luaL_error(L, "the engine is gone");
@@ -282,13 +286,14 @@ static int handle_call(lua_State *L)
 /* h:next(timeout_s) -> event table, or nil when there was none. Raises when the operator interrupts. */
 static int handle_next(lua_State *L)
 {
-    struct rs_engine *e = check(L);
+    (void)check(L);
+    struct handle *h = lua_touserdata(L, 1);
     double until = deadline(L, 2);
     struct rs_event ev;
-    if (unqueue_event(L, lua_touserdata(L, 1)))
+    if (unqueue_event(L, h))
         return 1;
     do {
-        if (!wait_event(L, e, until, &ev))
+        if (!wait_event(L, h, until, &ev))
             return 0;
     } while (ev.type == RS_EVENT_REPLY);
     push_event(L, &ev);

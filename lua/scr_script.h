@@ -20,6 +20,7 @@ struct scr_host {
     bool (*interrupted)(void *ctx);                                /* has the operator asked to stop? */
     void (*pump)(void *ctx);                                       /* called now and then while Lua runs, to keep a screen alive */
     struct rs_engine *(*engine)(void *ctx);                        /* the console's own engine, for scripts that run inside it */
+    void (*event)(void *ctx, const struct rs_event *ev);           /* sees every event that a script reads from the engine of engine() */
     bool (*reserved)(void *ctx, const char *name);                 /* is there a command of this name that scripts may not replace? */
     const char *default_model;                                     /* path of the shipped model */
 };

@@ -118,6 +118,7 @@ shell_tests = \
 	tests/console_kill.t \
 	tests/console_man.t \
 	tests/console_tty.t \
+	tests/debug_console.t \
 	tests/lua_console.t \
 	tests/lua_docs.t \
 	tests/pretok.t \

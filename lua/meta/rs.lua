@@ -300,6 +300,12 @@ function rs.where() end
 ---@return rs.tensor
 function rs.tensor.read(site, opts) end
 
+---A tensor object out of a reply that describes one and its blob: rs.tensor.of(rs.call("probe.read", {site = ..., what = "copy"})).
+---@param reply table
+---@param blob string
+---@return rs.tensor
+function rs.tensor.of(reply, blob) end
+
 ---Overwrite a tensor while the engine is stopped inside a step: with one value everywhere.
 ---@param site string
 ---@param value number

@@ -1,0 +1,104 @@
+/* rcmd_debug.c: looking inside: taps, watchpoints, breakpoints, comparisons. What resumes the engine is here, because an answer may wait for it; the rest is
+ * lua/commands.lua's business. */
+#include "config.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "console/chat.h"
+#include "console/fail.h"
+#include "console/rcmd_list.h"
+#include "console/rcmd_lua.h"
+
+static enum rs_result by_lua(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    return rcmd_lua_call(con, self->name, args, err);
+}
+
+static enum rs_result exec_go(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    json_t *a = json_object();
+    if (*args != '\0') {
+        char *end;
+        long n = strtol(args, &end, 10);
+        if (*end != '\0' || n < 1) {
+            json_decref(a);
+            return rcmd_usage(self, err);
+        }
+        json_object_set_new(a, "n", json_integer(n));
+    }
+    return chat_go_on(con, self->name, a, err);
+}
+
+const struct rcmd_entry rcmd_continue_entry = {
+    .name = "continue", .args = "", .summary = "let a stopped engine run on", .changes = true, .exec = exec_go,
+};
+const struct rcmd_entry rcmd_step_entry = {
+    .name = "step", .args = "[N]", .summary = "run the next op, or N, and stop again", .changes = true, .exec = exec_go,
+};
+const struct rcmd_entry rcmd_next_entry = {
+    .name = "next", .args = "", .summary = "run to the first op of the next layer", .changes = true, .exec = exec_go,
+};
+const struct rcmd_entry rcmd_where_entry = {
+    .name = "where", .args = "", .summary = "where the engine is stopped", .exec = by_lua,
+};
+const struct rcmd_entry rcmd_tap_entry = {
+    .name = "tap",
+    .args = "[SITES] [stats|hash|values N|save FILE.npy] [rank R]",
+    .summary = "keep statistics of what ops write, or show what was kept",
+    .help = "SITES is a glob, as in blk.*.attn.out. Steps stay graphs and tokens the same. /tap alone shows the last step of every tapped site; /untap takes taps "
+            "away. save writes the whole tensor of the next step that is shown.",
+    .changes = true,
+    .exec = by_lua,
+};
+const struct rcmd_entry rcmd_untap_entry = {
+    .name = "untap", .args = "[SITES]", .summary = "take taps away", .changes = true, .exec = by_lua,
+};
+const struct rcmd_entry rcmd_watch_entry = {
+    .name = "watch",
+    .args = "[SITES if CONDITION [stop] | del [ID]]",
+    .summary = "watch for trouble in what ops write",
+    .help = "CONDITION: nan, inf, allzero, constant, absmax>X, drift>X, rankdiff. A hit is told here; with stop it holds the engine. /watch alone lists them.",
+    .changes = true,
+    .exec = by_lua,
+};
+const struct rcmd_entry rcmd_break_entry = {
+    .name = "break",
+    .args = "[SITES [before|after] [if COND] [rank R] | del [ID]]",
+    .summary = "stop at ops",
+    .help = "COND is an expression over step, pos, token, rows, prompt, layer, op, rank, min, max, absmax, mean, rms, zeros, nan, inf. Steps run eager while a "
+            "breakpoint is armed. While the engine is stopped: /where, /print, /poke, /step, /next, /continue. /break alone lists them.",
+    .changes = true,
+    .exec = by_lua,
+};
+const struct rcmd_entry rcmd_print_entry = {
+    .name = "print",
+    .args = "SITE[RANK][ROWS:COLS]",
+    .summary = "what an op has written",
+    .help = "As in /print blk.0.attn.out, /print blk.0.attn.out[1] for rank 1, /print blk.0.attn.out[][0:2:0:8] for rows 0 and 1, columns 0 to 7.",
+    .exec = by_lua,
+};
+const struct rcmd_entry rcmd_poke_entry = {
+    .name = "poke", .args = "SITE[RANK][ROWS:COLS] VALUE", .summary = "overwrite a tensor while the engine is stopped", .changes = true, .exec = by_lua,
+};
+const struct rcmd_entry rcmd_diff_entry = {
+    .name = "diff",
+    .args = "A B [-p PROMPT]",
+    .summary = "run two configurations on the same tokens and compare every op",
+    .help = "A and B: settings and patches joined by commas, or default, or file:PATH for a dump: /diff mode=eager mode=graph; /diff default matmul=f32,cache=f32.",
+    .changes = true,
+    .exec = by_lua,
+};
+const struct rcmd_entry rcmd_replay_entry = {
+    .name = "replay",
+    .args = "[PROMPT]",
+    .summary = "every op against the reference on its own inputs",
+    .changes = true,
+    .exec = by_lua,
+};
+const struct rcmd_entry rcmd_lens_entry = {
+    .name = "lens", .args = "[PROMPT]", .summary = "what the model would say after each layer", .changes = true, .exec = by_lua,
+};
+const struct rcmd_entry rcmd_experts_entry = {
+    .name = "experts", .args = "[PROMPT]", .summary = "which experts the routers choose, and how evenly", .changes = true, .exec = by_lua,
+};

@@ -1,0 +1,99 @@
+#!/bin/sh
+# Taps, watchpoints, breakpoints, diff, replay, lens and experts as commands of the console, on the shipped model.
+. "${abs_srcdir:?}/tests/tap.sh"
+
+console() { # LINES on stdin; output in $out
+    out=$("$abs_builddir/rankscope" --ranks 2 --temp 0 2>&1)
+    status=$?
+}
+says() { # NAME TEXT
+    tap_ok "$1" sh -c 'case $1 in *"$2"*) ;; *) printf "%s\n" "$1" | sed "s/^/# /"; false ;; esac' - "$out" "$2"
+}
+refuses() { # NAME LINE TEXT
+    out=$(printf '%s\n' "$2" | "$abs_builddir/rankscope" --ranks 2 2>&1)
+    status=$?
+    tap_ok "$1: it fails" test $status = 1
+    says "$1" "$3"
+}
+
+console <<X
+/tap
+/tap blk.0.attn.out
+/tap output.norm save $TEST_SCRATCH/norm.npy
+/watch blk.* if absmax>1000
+What is the capital of France?
+/tap
+/watch
+/untap
+/watch del
+/watch
+X
+tap_ok "taps and watchpoints: nothing fails" test $status = 0
+says "nothing is tapped at first" "nothing is tapped"
+says "a partial sum is told by rank" "blk.0.attn.out               step 30  rank 1  n 256"
+says "a replicated tensor once" "output.norm                  step 30  n 256"
+says "tokens are the same" "The capital of France is Paris."
+says "a hit is told" "engine: watch 3: absmax"
+says "and kept" "first at blk.4.ffn.exps.down, step 1, rank 0"
+says "and taken away" "nothing is watched"
+tap_ok "the tensor is a NumPy file" sh -c 'head -c 6 "$1" | od -An -c | grep -q "N   U   M   P   Y" && test $(wc -c <"$1") = 1152' - "$TEST_SCRATCH/norm.npy"
+tap_ok "what was not tapped is not shown" sh -c 'case $1 in *blk.3.ffn.norm*) false ;; esac' - "$out"
+
+console <<'X'
+/break blk.2.ffn.router if rows == 1 && step > 3
+What is the capital of Peru?
+What is this?
+X
+says "a message while the engine is stopped is refused" "the engine is stopped: /continue, /step or /next first"
+
+console <<'X'
+/break blk.2.ffn.router if rows == 1 && step > 3
+What is the capital of Peru?
+/where
+/print blk.2.attn.allreduce[][0:1:0:4]
+/step 2
+/next
+/poke blk.2.ffn.residual 0
+/print blk.2.ffn.residual
+/break
+/break del
+/continue
+And of France?
+/where
+X
+tap_ok "a breakpoint: nothing fails" test $status = 0
+says "it stops" "stopped after blk.2.ffn.router, step 4"
+says "/where says it too" "1 rows, position"
+says "/print shows a part" "replicated, [1, 4]"
+says "/step runs ops" "stopped after blk.2.ffn.exps.act"
+says "/next runs a layer" "stopped before blk.3.attn.norm"
+says "/poke writes" "256 values written"
+says "and it is there" "rms 0  zeros 256"
+says "hits are counted" "after blk.2.ffn.router if rows == 1 && step > 3: 1 hits"
+says "and the answer goes on" "capital"
+says "in the end nothing is stopped" "the engine is not stopped"
+
+console <<'X'
+/lens What is the capital of France?
+/experts
+/diff mode=eager mode=graph
+/diff default slot_order=file -p What is 2 + 2?
+/replay
+/patch set slot_order=file
+/replay
+X
+tap_ok "looking into an answer: nothing fails" test $status = 0
+says "lens shows the last layer's choice" 'layer  5  entropy  0.00  "The" 1.00'
+says "experts shows the router's" "16 of 16 experts taken"
+says "eager and graph agree" "outputs agree (tolerance 0)"
+says "file order does not" "the first is blk.0.attn.qkv_a"
+says "replay clears the healthy model" "0 of 266 outputs do not agree"
+says "and names the op" "it reads blk.0.attn_q_a.weight, blk.0.attn_kv_a_mqa.weight"
+
+refuses "/continue without a stop" /continue "the engine is not stopped"
+refuses "/step 0" "/step 0" "usage: /step [N]"
+refuses "/watch without a condition" "/watch blk.0" "usage: /watch"
+refuses "/print of nothing that is there" "/print nonsense" "error: tensor.read: no step has run yet"
+refuses "/diff of one" "/diff mode=eager" "usage: /diff A B"
+refuses "/poke without a stop" "/poke output.norm 1" "stop"
+tap_done
