@@ -365,6 +365,11 @@ enum rs_result chat_turn(struct con *con, const char *text, struct rs_error *err
 {
     if (con->stopped != NULL)
         return fail_set(err, RS_ESTATE, "the engine is stopped: /continue, /step or /next first");
+    if (con->answer.running) { /* somebody else let it run on */
+        enum rs_result left = finish(con, err);
+        if (left != RS_OK)
+            return left;
+    }
     conv_add(&con->conv, CONV_USER, text, NULL, false);
     size_t n = con->conv.n;
     enum rs_result r = answer(con, err);

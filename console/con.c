@@ -128,6 +128,10 @@ static void take_reply(struct con *con, const struct rs_event *ev, json_t *json)
 
 static void take_state(struct con *con, json_t *state)
 {
+    if (json_is_null(json_object_get(state, "stopped"))) { /* somebody else may have let it run on */
+        json_decref(con->stopped);
+        con->stopped = NULL;
+    }
     if (con->info != NULL && json_is_object(state))
         json_object_set(con->info, "state", state);
 }
@@ -305,6 +309,7 @@ enum rs_result con_refresh(struct con *con, struct rs_error *err)
         return r;
     json_decref(con->info);
     con->info = info;
+    take_state(con, json_object_get(info, "state"));
     return RS_OK;
 }
 

@@ -4,6 +4,7 @@ dist_man_MANS += \
 bashcompdir = $(datadir)/bash-completion/completions
 dist_bashcomp_DATA = docs/bash/rankscope
 dist_noinst_DATA += \
+	docs/debugging.md \
 	docs/design.md \
 	docs/grafana.json \
 	docs/img/all.svg \

@@ -119,6 +119,7 @@ shell_tests = \
 	tests/console_man.t \
 	tests/console_tty.t \
 	tests/debug_console.t \
+	tests/debugging.t \
 	tests/lua_console.t \
 	tests/lua_docs.t \
 	tests/pretok.t \
