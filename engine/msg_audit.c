@@ -9,10 +9,14 @@
 #include "engine/engine.h"
 #include "engine/error.h"
 #include "engine/msg.h"
+#include "engine/synth.h"
 #include "kernels/type.h"
 
 static json_t *file_json(const struct model *m)
 {
+    if (m->gguf == NULL) /* synthetic: shapes without a file */
+        return json_pack("{s:s,s:i,s:I,s:I,s:s,s:I,s:s}", "path", m->path, "files", 0, "bytes", (json_int_t)m->w.file_bytes, "tensors", (json_int_t)0, "arch",
+                         m->hp.arch_name, "params", (json_int_t)m->w.n_params, "hash", m->hash);
     return json_pack("{s:s,s:i,s:I,s:I,s:s,s:I,s:s}", "path", m->path, "files", (int)gguf_n_files(m->gguf), "bytes", (json_int_t)gguf_file_bytes(m->gguf), "tensors",
                      (json_int_t)gguf_n_tensors(m->gguf), "arch", m->hp.arch_name, "params", (json_int_t)m->w.n_params, "hash", m->hash);
 }
@@ -120,8 +124,11 @@ static json_t *plan_json(const struct model *m, const struct program *p, bool al
                 uint32_t n = strcmp(split, "cols") == 0 ? x->k : strcmp(split, "rows") == 0 ? x->rows : x->n_mats;
                 json_array_append_new(ranks, json_pack("{s:i,s:I,s:I}", "rank", (int)r, "from", (json_int_t)from, "to", (json_int_t)(from + n)));
             }
-            json_t *hashes = hashes_json(p, o->w[s], v->tensor, strcmp(split, "replicated") != 0, all, warnings);
-            json_array_append_new(a, json_pack("{s:s,s:s,s:[I,I,I],s:s,s:o,s:o}", "tensor", v->tensor, "type", krn_type_info(w->type)->name, "shape", (json_int_t)w->k,
+            json_t *hashes = m->gguf == NULL ? json_array() /* no data to hash */
+                                             : hashes_json(p, o->w[s], v->tensor, strcmp(split, "replicated") != 0, all, warnings);
+            char name[96]; /* synthetic tensors carry their role alone */
+            snprintf(name, sizeof name, m->gguf == NULL && o->layer >= 0 ? "blk.%2$d.%1$s.weight" : "%1$s", v->tensor, o->layer);
+            json_array_append_new(a, json_pack("{s:s,s:s,s:[I,I,I],s:s,s:o,s:o}", "tensor", name, "type", krn_type_info(w->type)->name, "shape", (json_int_t)w->k,
                                                (json_int_t)w->rows, (json_int_t)w->n_mats, "split", split, "ranks", ranks, "hashes", hashes));
         }
     }
@@ -170,7 +177,7 @@ static void fill_warnings(json_t *a, const struct model *m, const struct shard_p
 {
     size_t unused = 0;
     const char *first = NULL;
-    for (size_t i = 0; i < gguf_n_tensors(m->gguf); i++)
+    for (size_t i = 0; m->gguf != NULL && i < gguf_n_tensors(m->gguf); i++)
         if (!m->w.used[i]) {
             first = first == NULL ? gguf_tensor_at(m->gguf, i)->name : first;
             unused++;
@@ -181,7 +188,7 @@ static void fill_warnings(json_t *a, const struct model *m, const struct shard_p
         add_warning(a, "output.weight is missing: token_embd.weight serves as the head");
     if (m->hp.legacy_kv_b)
         add_warning(a, "attn_kv_b was taken apart at load: %llu bytes of f32", (unsigned long long)m->w.owned_bytes);
-    for (size_t i = 0; vocab_note(m->vocab, i) != NULL; i++)
+    for (size_t i = 0; m->vocab != NULL && vocab_note(m->vocab, i) != NULL; i++)
         add_warning(a, "%s", vocab_note(m->vocab, i));
     if (m->hp.n_experts != 0)
         add_warning(a, "experts are split %s: %s", shard->split[shard->n_layers - 1] == SHARD_EP ? "whole (ep)" : "inside (tp)", shard->split_why);
@@ -215,19 +222,40 @@ static enum rs_result audit(const struct model *m, uint32_t ranks, enum shard_sp
     return rc;
 }
 
+/* A known model by name, shapes only: how would it be dealt? */
+static enum rs_result synthetic(const char *name, uint32_t layers, struct model **out, struct rs_error *err)
+{
+    struct model *m = calloc(1, sizeof *m);
+    if (m == NULL || (m->path = strdup(name)) == NULL) {
+        free(m);
+        return error_set(err, RS_ENOMEM, "out of memory for a model");
+    }
+    enum rs_result rc = synth_make(name, layers, &m->hp, &m->w, err);
+    if (rc != RS_OK) {
+        model_close(m);
+        return rc;
+    }
+    *out = m;
+    return RS_OK;
+}
+
 static enum rs_result msg_audit(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
-    const char *path = NULL, *split = "auto";
-    uint32_t ranks = e->rt != NULL ? e->rt->cfg.ranks : 1;
+    const char *path = NULL, *split = "auto", *synth = NULL;
+    uint32_t layers = 0, ranks = e->rt != NULL ? e->rt->cfg.ranks : 1;
     bool check = false;
     args_str(a, "path", &path);
     args_str(a, "split", &split);
     args_u32(a, "ranks", 1, RS_MAX_RANKS, &ranks);
     args_bool(a, "check", &check);
+    args_str(a, "synthetic", &synth);
+    args_u32(a, "layers", 1, HP_MAX_LAYERS, &layers);
     enum rs_result rc = args_end(a);
     if (rc != RS_OK)
         return rc;
-    if (path == NULL && e->model == NULL)
+    if (synth != NULL && (path != NULL || check))
+        return error_set(err, RS_EUSAGE, "audit: a synthetic model has no file and no data to check");
+    if (path == NULL && synth == NULL && e->model == NULL)
         return error_set(err, RS_ESTATE, "audit: no model is open and no path was given");
     enum shard_split s = strcmp(split, "tp") == 0 ? SHARD_TP : strcmp(split, "ep") == 0 ? SHARD_EP : SHARD_AUTO;
     if (s == SHARD_AUTO && strcmp(split, "auto") != 0)
@@ -235,6 +263,8 @@ static enum rs_result msg_audit(struct engine *e, struct msg *m, struct args *a,
     struct model *other = NULL;
     if (path != NULL)
         rc = model_open(path, &other, err);
+    else if (synth != NULL)
+        rc = synthetic(synth, layers, &other, err);
     if (rc == RS_OK)
         rc = audit(other != NULL ? other : e->model, ranks, s, e->rt != NULL ? e->rt->cfg.cache : KRN_CACHE_F16, check, m->reply, err);
     model_close(other);
