@@ -11,6 +11,7 @@
 #include "engine/backend.h"
 #include "engine/batch.h"
 #include "engine/impl.h"
+#include "engine/patch_api.h"
 #include "engine/plan.h"
 #include "engine/pool.h"
 #include "engine/weights.h"
@@ -175,6 +176,7 @@ extern const struct cpu_launch CPU_RMSNORM, CPU_ROPE_Q, CPU_ADD, CPU_SILU_MUL, C
 extern const struct cpu_launch CPU_ROUTER;
 extern const struct cpu_launch CPU_KV_STORE, CPU_MLA_AUTO, CPU_MLA_ABSORBED, CPU_MLA_EXPANDED;                              /* cpu_attn.c */
 extern const struct cpu_launch CPU_INDEX_Q, CPU_INDEX_STORE, CPU_INDEX_SCORES, CPU_INDEX_TOPK;                              /* cpu_index.c */
+extern const struct cpu_launch CPU_USER;                                                                                  /* cpu_user.c */
 extern const struct cpu_launch CPU_ALLREDUCE;                                                                             /* cpu_comm.c */
 
 /* This worker's ranks of an observer (cpu_probe.c). */
@@ -202,6 +204,9 @@ void cpu_local_close(struct cpu *c);
 
 bool cpu_routing_alloc(struct cpu_routing *r, uint32_t n_experts, size_t pairs);
 void cpu_routing_free(struct cpu_routing *r);
+
+/* A weight in the words of patch_api.h. */
+struct rankscope_weight cpu_user_weight(const struct op_view *v);
 
 /* Make packed copies of the weights if that pays. */
 enum rs_result cpu_pack(struct cpu *c, struct rs_error *err);

@@ -8,6 +8,7 @@
 
 #include "engine/error.h"
 #include "engine/server.h"
+#include "engine/stage.h"
 
 static enum rs_result choose_isa(const char *name, enum krn_isa *out, struct rs_error *err)
 {
@@ -97,6 +98,7 @@ void engine_close(struct engine *e)
         free(x->kind);
         free(x);
     }
+    stage_close(e);
     sched_free_arrays(e);
     timing_close(e->timing);
     runtime_close(e->rt);
@@ -124,7 +126,8 @@ void engine_run(struct engine *e)
             step_run(e);
         else
             step_idle(e);
-        server_poll(e->server, work ? 0 : -1);
+        stage_poll(e);
+        server_poll(e->server, work ? 0 : e->stage != NULL ? STAGE_POLL_MS : -1);
     }
     server_flush(e->server);
 }

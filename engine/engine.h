@@ -82,6 +82,7 @@ struct engine {
     struct observe observe;     /* taps and watchpoints */
     struct brk_state brk;
 
+    struct stage *stage;        /* a patch that is being compiled and tested, or NULL */
     struct timing *timing;
     struct snapshot_page *page;
     int page_fd;

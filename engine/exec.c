@@ -268,7 +268,9 @@ static void place_barriers(const struct cpu *c, struct exec_graph *g)
     struct cpu_join j = {0};
     for (uint32_t i = 0; i < g->n_nodes; i++) {
         struct node *n = &g->nodes[i];
-        const bool observer = n->op == NULL, after = i > 0 && g->nodes[i - 1].op == NULL;
+        const struct node *before = i > 0 ? n - 1 : NULL;
+        /* So do loaded implementations, which cut their work as they like. */
+        const bool observer = n->op == NULL || n->launch == &CPU_USER, after = before != NULL && (before->op == NULL || before->launch == &CPU_USER);
         if (after)
             j = (struct cpu_join){0};
         n->join = observer || cpu_join_before(&j, how, n->op, n->phase, n->n_phases) || after;

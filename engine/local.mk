@@ -29,6 +29,7 @@ libengine_a_SOURCES = \
 	engine/cpu_moe.c \
 	engine/cpu_pack.c \
 	engine/cpu_probe.c \
+	engine/cpu_user.c \
 	engine/delta.c \
 	engine/delta.h \
 	engine/drill.h \
@@ -76,6 +77,7 @@ libengine_a_SOURCES = \
 	engine/msg_probe.c \
 	engine/msg_replay.c \
 	engine/msg_session.c \
+	engine/msg_stage.c \
 	engine/msg_util.h \
 	engine/npz.c \
 	engine/npz.h \
@@ -85,6 +87,7 @@ libengine_a_SOURCES = \
 	engine/op.h \
 	engine/patch.c \
 	engine/patch.h \
+	engine/patch_api.h \
 	engine/plan.c \
 	engine/plan.h \
 	engine/pool.c \
@@ -118,6 +121,8 @@ libengine_a_SOURCES = \
 	engine/snapshot.h \
 	engine/spec.c \
 	engine/spec.h \
+	engine/stage.c \
+	engine/stage.h \
 	engine/step.c \
 	engine/tensor.c \
 	engine/tensor.h \

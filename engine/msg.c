@@ -7,6 +7,7 @@
 #include "engine/engine.h"
 #include "engine/error.h"
 #include "engine/server.h"
+#include "engine/stage.h"
 
 /* One a line, so that what is added side by side can be merged. */
 static const struct msg_method *const TABLES[] = {
@@ -24,6 +25,7 @@ static const struct msg_method *const TABLES[] = {
     MSG_DIFF,
     MSG_REPLAY,
     MSG_LOOK,
+    MSG_STAGE,
 };
 
 static const struct msg_method *find(const char *name)
@@ -72,6 +74,10 @@ void msg_handle(struct engine *e, int slot, uint32_t id, const char *text, size_
         json_decref(m.reply);
         m.reply = json_pack("{s:{s:s,s:s}}", "error", "code", rs_result_name(rc), "message", err.msg);
     }
+    if (rc == RS_OK && m.deferred) {
+        json_decref(m.reply);
+        return;
+    }
     char *s = json_dumps(m.reply, JSON_COMPACT);
     server_event(e->server, slot, RS_EVENT_REPLY, s != NULL ? rc : RS_ENOMEM, id, s, rc == RS_OK ? m.out : NULL, rc == RS_OK ? m.out_len : 0);
     free(s);
@@ -79,8 +85,21 @@ void msg_handle(struct engine *e, int slot, uint32_t id, const char *text, size_
     json_decref(m.reply);
 }
 
+void msg_reply(struct engine *e, int slot, uint32_t id, enum rs_result rc, json_t *reply, const struct rs_error *err)
+{
+    if (rc != RS_OK) {
+        json_decref(reply);
+        reply = json_pack("{s:{s:s,s:s}}", "error", "code", rs_result_name(rc), "message", err->msg);
+    }
+    char *s = json_dumps(reply, JSON_COMPACT);
+    server_event(e->server, slot, RS_EVENT_REPLY, s != NULL ? rc : RS_ENOMEM, id, s, NULL, 0);
+    free(s);
+    json_decref(reply);
+}
+
 void msg_client_gone(struct engine *e, int slot)
 {
+    stage_client_gone(e, slot);
     for (struct seq *s = e->seqs; s != NULL; s = s->next)
         s->subscribers &= ~(1u << slot);
 }

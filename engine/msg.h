@@ -17,6 +17,7 @@ struct msg {
     json_t *reply;     /* object to fill */
     void *out;         /* blob of the reply, malloc'd; freed after it was sent */
     size_t out_len;
+    bool deferred;     /* the reply comes later, by msg_reply() */
 };
 
 struct msg_method {
@@ -27,11 +28,13 @@ struct msg_method {
 
 /* text: method, NUL, JSON object. The reply is queued before this returns. */
 void msg_handle(struct engine *e, int slot, uint32_t id, const char *text, size_t len, const void *blob, size_t blob_len);
+/* Send a reply that was deferred. Takes reply; rc other than RS_OK: err says why, reply may be NULL. */
+void msg_reply(struct engine *e, int slot, uint32_t id, enum rs_result rc, json_t *reply, const struct rs_error *err);
 void msg_client_gone(struct engine *e, int slot);
 
 /* Tables of methods, ended by a NULL name, one per file. */
 extern const struct msg_method MSG_MODEL[], MSG_PATCH[], MSG_GEN[], MSG_SESSION[], MSG_LOAD[], MSG_OBSERVE[], MSG_HEALTH[], MSG_AUDIT[];
-extern const struct msg_method MSG_PROBE[], MSG_BREAK[], MSG_DIFF[], MSG_REPLAY[], MSG_LOOK[];
+extern const struct msg_method MSG_PROBE[], MSG_BREAK[], MSG_DIFF[], MSG_REPLAY[], MSG_LOOK[], MSG_STAGE[];
 extern const struct msg_method MSG_MAKE[];
 
 #endif

@@ -7,6 +7,7 @@
 #include "engine/error.h"
 #include "engine/msg.h"
 #include "engine/msg_util.h"
+#include "engine/patch_api.h"
 #include "engine/server.h"
 
 static json_t *slot_json(const struct engine *e, uint32_t id)
@@ -25,6 +26,10 @@ static json_t *slot_json(const struct engine *e, uint32_t id)
                 capturable = !table[j].not_capturable;
         json_array_append_new(impls, json_pack("{s:s,s:b,s:s}", "name", p->impls[i].name, "capturable", capturable, "help", p->impls[i].help));
     }
+    for (uint32_t i = 0; id == SLOT_USER && i < e->patches.registry->n; i++)
+        json_array_append_new(impls, json_pack("{s:s,s:b,s:s,s:s,s:s}", "name", e->patches.registry->user[i].name, "capturable", 1, "help",
+                                               e->patches.registry->user[i].api->help, "op_kind", op_kind_name(e->patches.registry->user[i].impl.kind), "file",
+                                               e->patches.registry->user[i].file));
     for (uint32_t i = 0; i < e->patches.now.n; i++)
         if (e->patches.now.entry[i].slot == id)
             json_array_append_new(sites, json_pack("{s:s,s:s}", "glob", e->patches.now.entry[i].glob, "impl", e->patches.now.entry[i].impl));
@@ -86,6 +91,14 @@ static enum rs_result apply(struct engine *e, struct msg *m, const struct patch_
     return RS_OK;
 }
 
+enum rs_result msg_patch_apply(struct engine *e, struct msg *m, const char *slot, const char *impl, const char *site, struct rs_error *err)
+{
+    struct patch_table next;
+    enum patch_cost cost;
+    enum rs_result rc = patch_plan(&e->patches, slot, impl, site, &next, &cost, err);
+    return rc == RS_OK ? apply(e, m, &next, slot, site, impl, err) : rc;
+}
+
 static enum rs_result msg_patch_set(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
     const char *slot = NULL, *impl = NULL, *site = NULL;
@@ -135,7 +148,7 @@ static enum rs_result msg_patch_revert(struct engine *e, struct msg *m, struct a
 
 static enum rs_result msg_patch_reset(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
-    struct patch_table none = {.n = 0};
+    struct patch_table none = {.n = 0, .reg = e->patches.registry};
     enum rs_result rc = args_end(a);
     return rc == RS_OK ? apply(e, m, &none, "reset", NULL, "default", err) : rc;
 }

@@ -51,6 +51,8 @@ static bool int8_used(const struct capture *c, const struct op *o)
  * take the other one, 1/127 of the largest of 32 values. */
 static double tolerance_of(const struct capture *c, const struct op *o)
 {
+    if (patch_is_user(c->cfg.patches.reg, c->choices[o->index].impl))
+        return 1e-2; /* a loaded implementation may round activations as the built-in ones do */
     switch (o->kind) {
     case OP_EMBED: case OP_ADD: case OP_PICK_ROWS: case OP_GATHER: case OP_INDEX_TOPK: return 1e-6;
     case OP_RMSNORM: case OP_KV_STORE: case OP_INDEX_STORE: return 2e-6;

@@ -10,6 +10,7 @@
 #include "engine/error.h"
 
 #define K(kind) (1u << OP_##kind)
+#define PATCHABLE (K(RMSNORM) | K(LINEAR) | K(QKV_A) | K(GATE_UP) | K(SILU_MUL) | K(MOE_SILU_MUL) | K(ADD) | K(ROPE_Q))
 #define ALL_LINEAR (K(LINEAR) | K(QKV_A) | K(GATE_UP) | K(MOE_GATE_UP) | K(MOE_DOWN) | K(MLA))
 
 static const struct patch_slot PATCH_SLOTS[SLOT_COUNT] = {
@@ -41,7 +42,33 @@ static const struct patch_slot PATCH_SLOTS[SLOT_COUNT] = {
                     {{"off", "nobody is late on purpose"}}},
     [SLOT_HIDDEN] = {"nextn.hidden", PATCH_RECAPTURE, K(HIDDEN), false, "the hidden state that the NextN block drafts from",
                      {{"normed", "after the last norm"}, {"raw", "the residual stream itself: how DeepSeek's paper reads"}}},
+    [SLOT_USER] = {"user", PATCH_RECAPTURE, PATCHABLE, true, "implementations loaded from C files (patch.load): each takes over ops of its own kind",
+                   {{"off", "none"}}},
 };
+
+const struct patch_user *patch_find_user(const struct patch_registry *r, const char *name)
+{
+    for (uint32_t i = 0; r != NULL && i < r->n; i++)
+        if (strcmp(r->user[i].name, name) == 0)
+            return &r->user[i];
+    return NULL;
+}
+
+bool patch_is_user(const struct patch_registry *r, const struct op_impl *impl)
+{
+    for (uint32_t i = 0; r != NULL && i < r->n; i++)
+        if (&r->user[i].impl == impl)
+            return true;
+    return false;
+}
+
+bool patch_uses_user(const struct patch_table *t)
+{
+    for (uint32_t i = 0; i < t->n; i++)
+        if (t->entry[i].slot == SLOT_USER && strcmp(t->entry[i].impl, "off") != 0)
+            return true;
+    return false;
+}
 
 const struct patch_slot *patch_slot(uint32_t i)
 {
@@ -62,9 +89,11 @@ enum rs_result patch_open(struct patch_store *s, struct rs_error *err)
 {
     memset(s, 0, sizeof *s);
     s->now.generation = 1;
+    s->registry = calloc(1, sizeof *s->registry);
+    s->now.reg = s->registry;
     s->history = calloc(PATCH_MAX_HISTORY, sizeof *s->history);
     s->journal = calloc(PATCH_MAX_HISTORY, sizeof *s->journal);
-    if (s->history != NULL && s->journal != NULL)
+    if (s->history != NULL && s->journal != NULL && s->registry != NULL)
         return RS_OK;
     patch_close(s);
     return error_set(err, RS_ENOMEM, "out of memory for the patch journal");
@@ -74,6 +103,7 @@ void patch_close(struct patch_store *s)
 {
     free(s->history);
     free(s->journal);
+    free(s->registry);
     memset(s, 0, sizeof *s);
 }
 
@@ -114,12 +144,19 @@ static enum rs_result unknown_slot(const char *slot, struct rs_error *err)
     return error_set(err, RS_ENOTFOUND, "no slot '%.30s'; there are: %s", slot, list);
 }
 
+/* Loaded implementations of different kinds do not replace each other; "off" replaces all. */
+static bool other_kind(const struct patch_table *t, const char *old, const char *new)
+{
+    const struct patch_user *a = patch_find_user(t->reg, old), *b = patch_find_user(t->reg, new);
+    return a != NULL && b != NULL && a->impl.kind != b->impl.kind;
+}
+
 static enum rs_result put(struct patch_table *t, uint32_t slot, const char *impl, const char *glob, bool preset, struct rs_error *err)
 {
     if (strcmp(glob, "*") == 0) { /* a setting for all sites replaces every older one */
         uint32_t n = 0;
         for (uint32_t i = 0; i < t->n; i++)
-            if (t->entry[i].slot != slot)
+            if (t->entry[i].slot != slot || (slot == SLOT_USER && other_kind(t, t->entry[i].impl, impl)))
                 t->entry[n++] = t->entry[i];
         t->n = n;
         if (!preset && strcmp(impl, PATCH_SLOTS[slot].impls[0].name) == 0)
@@ -149,7 +186,8 @@ enum rs_result patch_plan(const struct patch_store *s, const char *slot, const c
         return error_set(err, RS_EUSAGE, "site pattern is longer than %d characters", OP_SITE_MAX - 1);
     if (!p->per_site && strcmp(glob, "*") != 0)
         return error_set(err, RS_EUSAGE, "slot %s concerns the whole model; it takes no site", slot);
-    if (find_impl(p, impl) == NULL && !(id == SLOT_DELAY && parse_delay(impl, &rank, &us)))
+    if (find_impl(p, impl) == NULL && !(id == SLOT_DELAY && parse_delay(impl, &rank, &us)) &&
+        !(id == SLOT_USER && patch_find_user(s->now.reg, impl) != NULL))
         return unknown_impl(p, impl, err);
     *out = s->now;
     enum rs_result rc;
@@ -189,6 +227,7 @@ void patch_commit(struct patch_store *s, const struct patch_table *next, const c
     uint64_t g = s->now.generation + 1;
     s->now = *next;
     s->now.generation = g;
+    s->now.reg = s->registry;
 }
 
 enum rs_result patch_past(const struct patch_store *s, uint64_t to, struct patch_table *out, struct rs_error *err)
@@ -279,6 +318,24 @@ static bool names_impl(uint32_t slot)
     return slot == SLOT_QKV_A || slot == SLOT_MLA || slot == SLOT_ALLREDUCE || slot == SLOT_HIDDEN;
 }
 
+/* The last entry of slot "user" that matches the site and whose implementation is for this kind of op. */
+static void choose_user(const struct patch_table *t, const struct op *op, struct choice *c)
+{
+    for (uint32_t i = t->n; i-- > 0;) {
+        const struct patch_entry *e = &t->entry[i];
+        if (e->slot != SLOT_USER || !plan_glob(e->glob, op->site))
+            continue;
+        const struct patch_user *u = patch_find_user(t->reg, e->impl);
+        if (u == NULL)
+            return; /* off */
+        if (u->impl.kind != op->kind)
+            continue;
+        c->impl = &u->impl;
+        c->why = strcmp(e->glob, "*") == 0 ? WHY_PATCH : WHY_SITE;
+        return;
+    }
+}
+
 enum rs_result patch_resolve(const struct patch_table *t, const struct program *p, const struct op_impl *impls, size_t n_impls, struct choice *choices,
                              struct rs_error *err)
 {
@@ -287,7 +344,7 @@ enum rs_result patch_resolve(const struct patch_table *t, const struct program *
         struct choice c = {.delay_rank = -1, .why = WHY_DEFAULT};
         const char *name = NULL;
         for (uint32_t s = 0; s < SLOT_COUNT; s++) {
-            if ((PATCH_SLOTS[s].kinds >> op->kind & 1) == 0)
+            if ((PATCH_SLOTS[s].kinds >> op->kind & 1) == 0 || s == SLOT_USER)
                 continue;
             const struct patch_entry *e = ruling(t, s, op);
             const char *impl = e != NULL ? e->impl : PATCH_SLOTS[s].impls[0].name;
@@ -298,6 +355,7 @@ enum rs_result patch_resolve(const struct patch_table *t, const struct program *
                 c.why = e->preset ? WHY_PRESET : strcmp(e->glob, "*") == 0 ? WHY_PATCH : WHY_SITE;
         }
         c.impl = backend_impl(impls, n_impls, op->kind, name);
+        choose_user(t, op, &c);
         if (c.impl == NULL)
             return error_set(err, RS_ENOTFOUND, "op %s (%s): this backend has no implementation '%s'", op->site, op_kind_name(op->kind), name != NULL ? name : "any");
         choices[i] = c;

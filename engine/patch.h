@@ -17,7 +17,7 @@ enum patch_cost {
 };
 
 enum patch_slot_id {
-    SLOT_SLOT_ORDER, SLOT_QKV_A, SLOT_MLA, SLOT_ALLREDUCE, SLOT_AR_DTYPE, SLOT_MOE_SPLIT, SLOT_MATMUL, SLOT_CACHE, SLOT_ATTENTION, SLOT_DELAY, SLOT_HIDDEN,
+    SLOT_SLOT_ORDER, SLOT_QKV_A, SLOT_MLA, SLOT_ALLREDUCE, SLOT_AR_DTYPE, SLOT_MOE_SPLIT, SLOT_MATMUL, SLOT_CACHE, SLOT_ATTENTION, SLOT_DELAY, SLOT_HIDDEN, SLOT_USER,
     SLOT_COUNT,
 };
 
@@ -45,9 +45,24 @@ struct patch_entry {
 };
 
 #define PATCH_MAX_ENTRIES 64
+#define PATCH_MAX_USER 64
+
+/* An implementation that was loaded while the engine runs. impl is its first member: a launch finds the rest from there. */
+struct patch_user {
+    struct op_impl impl;
+    const struct rankscope_patch_v1 *api; /* in a shared object that is never unloaded */
+    char name[40], file[256];
+};
+
+/* All that were ever loaded; append-only, so that tables and graphs of any generation may refer to it. */
+struct patch_registry {
+    uint32_t n;
+    struct patch_user user[PATCH_MAX_USER];
+};
 
 struct patch_table {
     uint64_t generation;
+    const struct patch_registry *reg; /* what the names of slot "user" mean */
     uint32_t n;
     struct patch_entry entry[PATCH_MAX_ENTRIES];
 };
@@ -61,12 +76,18 @@ struct patch_journal {
 #define PATCH_MAX_HISTORY 256
 
 struct patch_store {
+    struct patch_registry *registry;                 /* owned */
     struct patch_table now;
     uint32_t n_history;                              /* tables before now, newest last; the oldest fall off */
     struct patch_table *history;                     /* [PATCH_MAX_HISTORY], owned */
     uint32_t n_journal;
     struct patch_journal *journal;                   /* [PATCH_MAX_HISTORY] ring, owned */
 };
+
+const struct patch_user *patch_find_user(const struct patch_registry *r, const char *name); /* NULL: none of that name */
+bool patch_is_user(const struct patch_registry *r, const struct op_impl *impl);
+/* Does any op under this table run a loaded implementation? */
+bool patch_uses_user(const struct patch_table *t);
 
 const struct patch_slot *patch_slot(uint32_t i); /* NULL past the end */
 const struct patch_slot *patch_find(const char *name, uint32_t *id);

@@ -181,6 +181,8 @@ static enum rs_result part_of(const struct ref *r, const struct op *o, const cha
 
 bool ref_int8(const struct capture *c, const struct op *o, uint32_t type, uint64_t k)
 {
+    if (patch_is_user(c->cfg.patches.reg, c->choices[o->index].impl))
+        return false; /* how it rounds is its own affair */
     return c->choices[o->index].matmul == MATMUL_INT8 && o->kind != OP_ROUTER && krn_type_info(type)->quantised && k % 32 == 0;
 }
 

@@ -29,3 +29,10 @@ EXTRA_DIST += \
 # A saved screen as a picture: scripts/screenshots.
 EXTRA_PROGRAMS += scripts/screen_svg
 scripts_screen_svg_LDADD = $(CONSOLE_LIBS) $(JANSSON_LIBS) $(CONSOLE_SYSTEM_LIBS)
+
+# What patch.load needs, and patches to start from.
+nobase_dist_pkgdata_DATA += \
+	engine/patch_api.h \
+	scripts/patches/linear-plain.c \
+	scripts/patches/rmsnorm-plain.c \
+	scripts/patches/selftest.c

@@ -24,6 +24,7 @@ c_tests = \
 	tests/sample_test \
 	tests/sched_test \
 	tests/spec_test \
+	tests/stage_test \
 	tests/template_test \
 	tests/tui_test \
 	tests/timing_test \
@@ -91,6 +92,7 @@ tests_drill_test_CPPFLAGS = $(drill_flags)
 tests_rankscope_drill_SOURCES = console/main.c $(drills)
 tests_rankscope_drill_CPPFLAGS = $(drill_flags)
 tests_rankscope_drill_LDADD = $(rankscope_LDADD)
+tests_stage_test_SOURCES = tests/stage_test.c $(talk)
 tests_look_test_SOURCES = tests/look_test.c $(talk)
 tests_replay_test_SOURCES = tests/replay_test.c $(talk)
 tests_tui_record_SOURCES = tests/tui_record.c $(talk)

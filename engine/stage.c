@@ -1,0 +1,271 @@
+/* See stage.h. */
+#include "engine/stage.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "engine/cpu.h"
+#include "engine/engine.h"
+#include "engine/error.h"
+#include "engine/msg.h"
+#include "engine/msg_util.h"
+#include "engine/patch_api.h"
+#include "engine/server.h"
+
+struct stage {
+    pid_t pid;
+    int slot;
+    uint32_t id;
+    uint64_t t0;
+    bool activate;
+    char site[OP_SITE_MAX];
+    char dir[64];        /* temporary folder: patch.so, selftest, log */
+    char path[PATH_MAX]; /* the C file, absolute */
+};
+
+/* $1 compiler, $2 folder with engine/patch_api.h, $3 source, $4 temporary folder. Exit 41: does not compile; 42: not with its self-test; then
+ * whatever becomes of the self-test, which may use 20 seconds of processor time. */
+#define SCRIPT \
+    "\"$1\" -std=gnu11 -O2 -Wall -fPIC -ffp-contract=off -I\"$2\" -shared -o \"$4/patch.so\" \"$3\" -lm || exit 41\n" \
+    "\"$1\" -std=gnu11 -O1 -ffp-contract=off -I\"$2\" -o \"$4/selftest\" \"$3\" \"$2/scripts/patches/selftest.c\" -lm || exit 42\n" \
+    "ulimit -t 20; ulimit -c 0; : >\"$4/log\"; exec \"$4/selftest\"\n"
+enum { DOES_NOT_COMPILE = 41, DOES_NOT_LINK = 42 };
+
+/* The folder that holds engine/patch_api.h and scripts/patches/selftest.c: named by the environment, installed, or the source tree. */
+static const char *data_folder(char buf[PATH_MAX])
+{
+    const char *const tries[] = {getenv("RANKSCOPE_DATADIR"), PKGDATADIR, SRCDIR};
+    for (size_t i = 0; i < sizeof tries / sizeof tries[0]; i++) {
+        if (tries[i] == NULL)
+            continue;
+        snprintf(buf, PATH_MAX, "%s/scripts/patches/selftest.c", tries[i]);
+        if (access(buf, R_OK) != 0)
+            continue;
+        snprintf(buf, PATH_MAX, "%s", tries[i]);
+        return buf;
+    }
+    return NULL;
+}
+
+static void remove_folder(const char *dir)
+{
+    static const char *const FILES[] = {"patch.so", "selftest", "log"};
+    for (size_t i = 0; i < sizeof FILES / sizeof FILES[0]; i++) {
+        char p[128];
+        snprintf(p, sizeof p, "%s/%s", dir, FILES[i]);
+        unlink(p);
+    }
+    rmdir(dir);
+}
+
+static enum rs_result spawn(struct stage *s, const char *data, struct rs_error *err)
+{
+    const char *cc = getenv("CC");
+    char log[128];
+    char compiler[256], folder[PATH_MAX], sh[] = "sh", opt[] = "-c", script[] = SCRIPT;
+    char *argv[] = {sh, opt, script, sh, compiler, folder, s->path, s->dir, NULL};
+    posix_spawn_file_actions_t fa;
+    posix_spawnattr_t at;
+    sigset_t none, all;
+    extern char **environ;
+    snprintf(log, sizeof log, "%s/log", s->dir);
+    snprintf(compiler, sizeof compiler, "%s", cc != NULL && *cc != '\0' && strchr(cc, ' ') == NULL ? cc : "cc");
+    snprintf(folder, sizeof folder, "%s", data);
+    sigemptyset(&none);
+    sigfillset(&all);
+    posix_spawn_file_actions_init(&fa);
+    posix_spawn_file_actions_addopen(&fa, 0, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&fa, 1, log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    posix_spawn_file_actions_adddup2(&fa, 1, 2);
+    posix_spawnattr_init(&at);
+    posix_spawnattr_setflags(&at, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    posix_spawnattr_setsigmask(&at, &none);
+    posix_spawnattr_setsigdefault(&at, &all);
+    int rc = posix_spawn(&s->pid, "/bin/sh", &fa, &at, argv, environ);
+    posix_spawn_file_actions_destroy(&fa);
+    posix_spawnattr_destroy(&at);
+    return rc == 0 ? RS_OK : error_set(err, RS_EIO, "patch.load: cannot start a process: %s", strerror(rc));
+}
+
+enum rs_result stage_start(struct engine *e, const struct stage_request *r, struct rs_error *err)
+{
+    char data[PATH_MAX];
+    const char *tmp = getenv("TMPDIR");
+    if (e->stage != NULL)
+        return error_set(err, RS_ESTATE, "patch.load: %s is still being staged", e->stage->path);
+    if (e->patches.registry->n == PATCH_MAX_USER)
+        return error_set(err, RS_ESTATE, "patch.load: %d patches were loaded already, and none is ever unloaded; restart the engine", PATCH_MAX_USER);
+    if (data_folder(data) == NULL)
+        return error_set(err, RS_EIO, "patch.load: engine/patch_api.h and scripts/patches are not installed (RANKSCOPE_DATADIR can name their folder)");
+    struct stage *s = calloc(1, sizeof *s);
+    if (s == NULL)
+        return error_set(err, RS_ENOMEM, "patch.load: out of memory");
+    s->slot = r->slot;
+    s->id = r->id;
+    s->activate = r->activate;
+    s->t0 = server_now_us();
+    memcpy(s->site, r->site, sizeof s->site);
+    snprintf(s->dir, sizeof s->dir, "%s/rankscope-patch-XXXXXX", tmp != NULL && strlen(tmp) < 30 ? tmp : "/tmp");
+    enum rs_result rc = RS_OK;
+    if (realpath(r->path, s->path) == NULL || access(s->path, R_OK) != 0)
+        rc = error_set(err, RS_EIO, "%s: cannot open: %s", r->path, strerror(errno));
+    if (rc == RS_OK && mkdtemp(s->dir) == NULL)
+        rc = error_set(err, RS_EIO, "%s: cannot make a temporary folder: %s", s->dir, strerror(errno));
+    if (rc == RS_OK && (rc = spawn(s, data, err)) != RS_OK)
+        remove_folder(s->dir);
+    if (rc != RS_OK) {
+        free(s);
+        return rc;
+    }
+    e->stage = s;
+    return RS_OK;
+}
+
+/* The first line of the log that says what is wrong, or the first line at all. */
+static void read_log(const struct stage *s, char *out, size_t cap)
+{
+    char path[128], line[400];
+    snprintf(path, sizeof path, "%s/log", s->dir);
+    FILE *f = fopen(path, "re");
+    out[0] = '\0';
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+        line[strcspn(line, "\n")] = '\0';
+        bool says = strstr(line, "error") != NULL || strstr(line, "undefined") != NULL;
+        if (out[0] == '\0' || says)
+            snprintf(out, cap, "%.250s", line);
+        if (says)
+            break;
+    }
+    if (f != NULL)
+        fclose(f);
+}
+
+static enum rs_result judge(const struct stage *s, int status, bool late, char *log, size_t cap, struct rs_error *err)
+{
+    read_log(s, log, cap);
+    if (late)
+        return error_set(err, RS_ETIMEOUT, "%s: compiling and self-test took more than %d s", s->path, STAGE_SECONDS);
+    if (WIFSIGNALED(status))
+        return error_set(err, RS_EFORMAT, "%s: its self-test ended by signal %d (%s)", s->path, WTERMSIG(status), strsignal(WTERMSIG(status)));
+    switch (WEXITSTATUS(status)) {
+    case 0: return RS_OK;
+    case DOES_NOT_COMPILE: return error_set(err, RS_EFORMAT, "%s: does not compile: %s", s->path, log);
+    case DOES_NOT_LINK: return error_set(err, RS_EFORMAT, "%s: does not export rankscope_patch: %s", s->path, log);
+    default: return error_set(err, RS_EFORMAT, "%s: self-test failed: %s", s->path, log[0] != '\0' ? log : "no reason given");
+    }
+}
+
+static bool kind_of(const char *name, enum op_kind *out)
+{
+    static const struct { const char *name; enum op_kind kind; } KINDS[] = {
+        {"rmsnorm", OP_RMSNORM}, {"linear", OP_LINEAR}, {"qkv_a", OP_QKV_A}, {"gate_up", OP_GATE_UP}, {"silu_mul", OP_SILU_MUL},
+        {"moe_silu_mul", OP_MOE_SILU_MUL}, {"add", OP_ADD}, {"rope", OP_ROPE_Q}};
+    for (size_t i = 0; i < sizeof KINDS / sizeof KINDS[0]; i++)
+        if (strcmp(KINDS[i].name, name) == 0) {
+            *out = KINDS[i].kind;
+            return true;
+        }
+    return false;
+}
+
+static bool good_name(const char *s)
+{
+    size_t n = strlen(s);
+    return n > 0 && n < 28 && strcmp(s, "off") != 0 && strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") == n;
+}
+
+/* The object stays loaded for good: graphs, tables of older generations and revert may refer to it. A name that is taken gets a number. */
+static enum rs_result enlist(struct engine *e, const struct stage *s, struct patch_user **out, struct rs_error *err)
+{
+    char so[128];
+    enum op_kind kind;
+    struct patch_registry *r = e->patches.registry;
+    snprintf(so, sizeof so, "%s/patch.so", s->dir);
+    void *h = dlopen(so, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (h == NULL)
+        return error_set(err, RS_EFORMAT, "%s: cannot load: %s", s->path, dlerror());
+    const struct rankscope_patch_v1 *p = dlsym(h, "rankscope_patch");
+    if (p == NULL || p->abi != RANKSCOPE_PATCH_ABI || p->size != sizeof *p || p->call_size != sizeof(struct rankscope_call) || p->run == NULL || p->help == NULL)
+        return error_set(err, RS_EFORMAT, "%s: written for another interface than %u", s->path, RANKSCOPE_PATCH_ABI);
+    if (p->name == NULL || !good_name(p->name) || p->kind == NULL || !kind_of(p->kind, &kind))
+        return error_set(err, RS_EFORMAT, "%s: name or kind is not allowed (see engine/patch_api.h)", s->path);
+    struct patch_user *u = &r->user[r->n];
+    snprintf(u->name, sizeof u->name, "%s", p->name);
+    for (unsigned v = 2; patch_find_user(r, u->name) != NULL; v++)
+        snprintf(u->name, sizeof u->name, "%s.%u", p->name, v);
+    snprintf(u->file, sizeof u->file, "%.255s", s->path);
+    u->impl = (struct op_impl){.kind = kind, .name = u->name, .launch = &CPU_USER, .help = p->help};
+    u->api = p;
+    r->n++;
+    *out = u;
+    return RS_OK;
+}
+
+static void finish(struct engine *e, int status, bool late)
+{
+    struct stage *s = e->stage;
+    struct rs_error err;
+    struct patch_user *u = NULL;
+    char log[300];
+    struct msg m = {.slot = s->slot, .id = s->id, .reply = json_object()};
+    enum rs_result rc = judge(s, status, late, log, sizeof log, &err);
+    if (rc == RS_OK)
+        rc = enlist(e, s, &u, &err);
+    if (rc == RS_OK && s->activate)
+        rc = msg_patch_apply(e, &m, "user", u->name, s->site[0] != '\0' ? s->site : NULL, &err);
+    if (rc == RS_OK) {
+        json_object_set_new(m.reply, "name", json_string(u->name));
+        json_object_set_new(m.reply, "kind", json_string(u->api->kind));
+        json_object_set_new(m.reply, "help", json_string(u->api->help));
+        json_object_set_new(m.reply, "active", json_boolean(s->activate));
+        json_object_set_new(m.reply, "selftest_worst", json_real(strtod(log, NULL)));
+        json_object_set_new(m.reply, "staged_ms", json_real((double)(server_now_us() - s->t0) / 1e3));
+    }
+    remove_folder(s->dir);
+    e->stage = NULL;
+    if (s->slot >= 0)
+        msg_reply(e, s->slot, s->id, rc, m.reply, &err);
+    else
+        json_decref(m.reply);
+    free(s);
+}
+
+void stage_poll(struct engine *e)
+{
+    struct stage *s = e->stage;
+    int status = 0;
+    if (s == NULL)
+        return;
+    bool late = server_now_us() - s->t0 > STAGE_SECONDS * 1000000ull;
+    if (late)
+        kill(-s->pid, SIGKILL);
+    pid_t p = waitpid(s->pid, &status, late ? 0 : WNOHANG);
+    if (p == s->pid || (p < 0 && errno != EINTR))
+        finish(e, status, late);
+}
+
+void stage_client_gone(struct engine *e, int slot)
+{
+    if (e->stage != NULL && e->stage->slot == slot)
+        e->stage->slot = -1;
+}
+
+void stage_close(struct engine *e)
+{
+    if (e->stage == NULL)
+        return;
+    kill(-e->stage->pid, SIGKILL);
+    waitpid(e->stage->pid, NULL, 0);
+    remove_folder(e->stage->dir);
+    free(e->stage);
+    e->stage = NULL;
+}
