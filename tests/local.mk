@@ -113,6 +113,7 @@ tests_template_test_LDADD = $(LDADD) $(LUA_LIBS)
 # Shell tests.
 shell_tests = \
 	tests/bench.t \
+	tests/bench_load.t \
 	tests/boundaries.t \
 	tests/console_batch.t \
 	tests/console_cli.t \

@@ -1,0 +1,28 @@
+#!/bin/sh
+# bench --concurrency: every answer under load is the answer alone, and the numbers are all there. RANKSCOPE_LONG=1: up to 1,024 at once.
+. "$abs_srcdir/tests/tap.sh"
+
+levels=1,4,16
+[ "$RANKSCOPE_LONG" != 1 ] || levels=1,2,4,8,16,32,64,128,256,512,1024
+rankscope() {
+    "$abs_builddir/rankscope" "$@"
+}
+
+tap_status "answers at once are answers alone, in both modes and both kinds of numerics" 0 \
+    rankscope bench --ranks 2 -c "$levels" --input 24 --output 12 --distinct 8 --svg "$TEST_SCRATCH/curve.svg"
+tap_like "it says how many were compared" "$tap_out" '[0-9]+ of [0-9]+ answers identical'
+tap_like "and names the knee" "$tap_out" 'graph invariant: knee at [0-9]+'
+tap_like "the picture is one" "$(cat "$TEST_SCRATCH/curve.svg")" '</svg>'
+
+rankscope bench --ranks 1 -c 2,8 --input 40 --output 12 --ctx 256 --mode graph --numerics invariant --json >"$TEST_SCRATCH/out.json" 2>"$TEST_SCRATCH/err"
+tap_eq "with a cache that is too small for all of them too" "$?" 0
+tap_like "sequences were pre-empted or waited" "$(cat "$TEST_SCRATCH/out.json")" '"cache_use": ?(0\.[89]|1)'
+for key in duration completed output_throughput median_ttft_ms p99_tpot_ms mean_itl_ms p99_e2el_ms max_concurrency itls; do
+    tap_like "the JSON has vllm's $key" "$(cat "$TEST_SCRATCH/out.json")" "\"$key\":"
+done
+
+printf 'What is the capital of France?\nTell me a story about a fox and a hen.\n' >"$TEST_SCRATCH/prompts"
+tap_status "prompts from a file, at random intervals" 0 \
+    rankscope bench --ranks 1 -c 4 --prompts "$TEST_SCRATCH/prompts" --rate 200 --output 8 --mode graph --numerics invariant
+tap_status "levels must rise" 2 rankscope bench -c 4,2
+tap_done
