@@ -116,6 +116,27 @@ static __device__ __forceinline__ float4 reduce_quad(const struct kcu_join &a, u
     return sum;
 }
 
+/* Clusters exist from compute capability 9 on. kcu_join() launches none on older devices; what is compiled for those must merely compile. */
+static __device__ __forceinline__ void cluster_sync()
+{
+#if __CUDA_ARCH__ >= 900
+    cg::this_cluster().sync();
+#else
+    __trap();
+#endif
+}
+
+static __device__ __forceinline__ const float *cluster_at(float *shared, uint32_t block)
+{
+#if __CUDA_ARCH__ >= 900
+    return cg::this_cluster().map_shared_rank(shared, block);
+#else
+    (void)block;
+    __trap();
+    return shared;
+#endif
+}
+
 /* blockIdx.y: row. Q quads per thread, the threads of a cluster's blocks in one line; eight neighbouring lanes are one 32-value block. The residual
  * comes while packets go. BLOCKS: of the cluster; packets leave faster from several multiprocessors. */
 enum { MAX_UNITS = 512 };
@@ -174,7 +195,7 @@ static __global__ void __launch_bounds__(T, 1) join_kernel(const __grid_constant
             continue;
         if (r > 0) { /* the previous rank's sums have been read */
             if (BLOCKS > 1)
-                cg::this_cluster().sync();
+                cluster_sync();
             else
                 __syncthreads();
         }
@@ -187,13 +208,13 @@ static __global__ void __launch_bounds__(T, 1) join_kernel(const __grid_constant
                 unit[i * per_block + threadIdx.x / 8] = sq;
         }
         if (BLOCKS > 1)
-            cg::this_cluster().sync();
+            cluster_sync();
         else
             __syncthreads();
         float s = 0; /* every warp adds all units, in one order */
         for (uint32_t u = lane; u < units; u += 32) {
             if (BLOCKS > 1) { /* Q is 1 */
-                const float *from = cg::this_cluster().map_shared_rank(unit, u / per_block);
+                const float *from = cluster_at(unit, u / per_block);
                 s += from[u % per_block];
             } else {
                 s += unit[u];
@@ -213,7 +234,7 @@ static __global__ void __launch_bounds__(T, 1) join_kernel(const __grid_constant
     if (a.done != nullptr && first)
         *(volatile uint64_t *)a.done = now_ns();
     if (BLOCKS > 1 && a.w != nullptr)
-        cg::this_cluster().sync(); /* nobody leaves while others read its sums */
+        cluster_sync(); /* nobody leaves while others read its sums */
 }
 
 template <int Q, int T, int BLOCKS> static cudaError_t join(const struct kcu_launch *l, const struct kcu_join *a, uint32_t threads)
@@ -228,7 +249,10 @@ extern "C" cudaError_t kcu_join(const struct kcu_launch *l, const struct kcu_joi
         return cudaSuccess;
     if (quads > 4096)
         return cudaErrorInvalidValue;
-    if (a->reduce && a->n_gpus > 1 && quads > 512 && a->n <= 8)
+    int device, major = 0;
+    if (cudaGetDevice(&device) == cudaSuccess)
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (a->reduce && a->n_gpus > 1 && quads > 512 && a->n <= 8 && major >= 9)
         return join<1, 512, 8>(l, a, (quads + 7) / 8);
     if (quads <= 512)
         return join<1, 512, 1>(l, a, quads);
