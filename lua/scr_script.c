@@ -76,6 +76,7 @@ int scr_script_finally(lua_State *L)
     double outer = s->shield_until;
     if (outer == 0)
         s->shield_until = clock_s() + SHIELD_SECONDS;
+    lua_sethook(L, hook, LUA_MASKCOUNT, HOOK_STEP); /* not line by line: tidying up is to end within its time */
     lua_pushvalue(L, 2);
     int tidied = lua_pcall(L, 0, 0, 0);
     s->shield_until = outer;

@@ -88,7 +88,7 @@ interrupt() { # NAME CODE
     done
     kill -INT $pid
     n=0
-    while kill -0 $pid 2>/dev/null && [ $n -lt 50 ]; do
+    while kill -0 $pid 2>/dev/null && [ $n -lt 300 ]; do
         sleep 0.1
         n=$((n + 1))
     done
