@@ -2,6 +2,7 @@
 dist_noinst_SCRIPTS += \
 	scripts/bench-peer \
 	scripts/bench_peer.py \
+	scripts/bench-transport \
 	scripts/check \
 	scripts/device-check \
 	scripts/dump-transformers.py \

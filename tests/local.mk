@@ -54,7 +54,7 @@ test_helpers = \
 	tests/rankscope-fake
 
 # Speed of the CPU matmul: make bench-kernels
-EXTRA_PROGRAMS += tests/matmul_bench tests/tui_record
+EXTRA_PROGRAMS += tests/matmul_bench tests/transport_bench tests/tui_record
 bench-kernels: tests/matmul_bench
 	tests/matmul_bench
 .PHONY: bench-kernels
@@ -76,6 +76,7 @@ tests_spec_test_SOURCES = tests/spec_test.c $(engine_client)
 tests_kill_test_SOURCES = tests/kill_test.c $(engine_client)
 tests_alloc_test_SOURCES = tests/alloc_test.c $(engine_client)
 tests_alloc_test_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=aligned_alloc,--wrap=strdup,--wrap=vasprintf,--wrap=free
+tests_transport_bench_SOURCES = tests/transport_bench.c $(engine_client)
 tests_guard_test_SOURCES = tests/guard_test.c $(engine_client)
 tests_guard_test_LDFLAGS = $(AM_LDFLAGS) -rdynamic
 tests_timing_test_SOURCES = tests/timing_test.c $(engine_client)
