@@ -10,7 +10,8 @@ cd "$TEST_SCRATCH" || exit 1
 rounds=3
 [ -z "$RANKSCOPE_LONG" ] || rounds=100
 question='Tell me a story about a cat.'
-how='--no-think --ignore-eos --max 120 --workers 1'
+# The delay keeps an answer long enough to be killed in on a fast machine.
+how='--no-think --ignore-eos --max 120 --workers 1 --patch delay=0:600'
 
 # What the answer must be: sampling is greedy and numerics are invariant, so it is the same every time. The console's words are in $want.
 # shellcheck disable=SC2086  # options
