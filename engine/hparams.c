@@ -274,7 +274,7 @@ static void read_experts(struct reader *r)
     if (r->rc == RS_OK && (hp->n_experts % hp->n_groups != 0 || hp->n_shared > 64 ||
                            hp->n_experts / hp->n_groups * hp->n_groups_used < hp->n_used))
         bad(r, "expert groups do not fit the expert count");
-    bool found;
+    bool found = false;
     hp->expert_scale = (float)key_f32(r, "expert_weights_scale", 1.0, NULL, &found);
     if (!found)
         note_default(hp, "expert_weights_scale", hp->arch != HP_DEEPSEEK2 || hp->q_lora != 0, "routed experts are not scaled (GLM-5 and DeepSeek-V3 use 2.5)", 1, NULL);

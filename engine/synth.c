@@ -7,21 +7,8 @@
 #include <string.h>
 
 #include "engine/error.h"
+#include "engine/shape.h"
 #include "kernels/type.h"
-
-struct shape {
-    const char *name;
-    enum hp_arch arch;
-    const char *arch_name;
-    uint32_t layers, embd, ff, heads, vocab, q_lora, experts, used, ff_exp, dense, context;
-    uint32_t index_heads, index_dim, index_topk;
-    float expert_scale;
-};
-
-static const struct shape SHAPES[] = {
-    {"glm-4.7-flash", HP_DEEPSEEK2, "deepseek2", 47, 2048, 10240, 20, 154880, 768, 64, 4, 1536, 1, 202752, 0, 0, 0, 1.8f},
-    {"glm-5", HP_GLM_DSA, "glm-dsa", 78, 6144, 12288, 64, 154880, 2048, 256, 8, 2048, 3, 202752, 32, 128, 2048, 2.5f},
-};
 
 struct maker {
     uintptr_t at; /* the next made-up address */
@@ -39,15 +26,25 @@ static struct weight tensor(struct maker *m, const char *name, uint32_t type, ui
     return w;
 }
 
+/* Rows that are no whole number of 256-blocks. */
+static uint32_t expert_type(uint32_t type, uint32_t k)
+{
+    return k % 256 == 0 ? type : KRN_Q8_0;
+}
+
 static void fill_layer(struct maker *m, const struct hparams *hp, uint32_t layer, struct layer_weights *lw)
 {
     struct weight *w = lw->w;
     const uint32_t e = hp->n_embd, heads = hp->n_heads;
     lw->moe = layer >= hp->n_dense;
     w[W_ATTN_NORM] = tensor(m, "attn_norm", KRN_F32, e, 1, 1);
-    w[W_Q_A] = tensor(m, "attn_q_a", KRN_Q8_0, e, hp->q_lora, 1);
-    w[W_Q_A_NORM] = tensor(m, "attn_q_a_norm", KRN_F32, hp->q_lora, 1, 1);
-    w[W_Q_B] = tensor(m, "attn_q_b", KRN_Q8_0, hp->q_lora, heads * hp->k_mla, 1);
+    if (hp->q_lora != 0) {
+        w[W_Q_A] = tensor(m, "attn_q_a", KRN_Q8_0, e, hp->q_lora, 1);
+        w[W_Q_A_NORM] = tensor(m, "attn_q_a_norm", KRN_F32, hp->q_lora, 1, 1);
+        w[W_Q_B] = tensor(m, "attn_q_b", KRN_Q8_0, hp->q_lora, heads * hp->k_mla, 1);
+    } else {
+        w[W_Q] = tensor(m, "attn_q", KRN_Q8_0, e, heads * hp->k_mla, 1);
+    }
     w[W_KV_A] = tensor(m, "attn_kv_a_mqa", KRN_Q8_0, e, hp->kv_lora + hp->rope, 1);
     w[W_KV_A_NORM] = tensor(m, "attn_kv_a_norm", KRN_F32, hp->kv_lora, 1, 1);
     w[W_K_B] = tensor(m, "attn_k_b", KRN_Q8_0, hp->nope, hp->kv_lora, heads);
@@ -69,9 +66,9 @@ static void fill_layer(struct maker *m, const struct hparams *hp, uint32_t layer
     }
     w[W_ROUTER] = tensor(m, "ffn_gate_inp", KRN_F32, e, hp->n_experts, 1);
     w[W_ROUTER_BIAS] = tensor(m, "exp_probs_b", KRN_F32, hp->n_experts, 1, 1);
-    w[W_GATE_EXPS] = tensor(m, "ffn_gate_exps", KRN_Q4_K, e, hp->n_ff_exp, hp->n_experts);
-    w[W_UP_EXPS] = tensor(m, "ffn_up_exps", KRN_Q4_K, e, hp->n_ff_exp, hp->n_experts);
-    w[W_DOWN_EXPS] = tensor(m, "ffn_down_exps", KRN_Q5_K, hp->n_ff_exp, e, hp->n_experts);
+    w[W_GATE_EXPS] = tensor(m, "ffn_gate_exps", expert_type(KRN_Q4_K, e), e, hp->n_ff_exp, hp->n_experts);
+    w[W_UP_EXPS] = tensor(m, "ffn_up_exps", expert_type(KRN_Q4_K, e), e, hp->n_ff_exp, hp->n_experts);
+    w[W_DOWN_EXPS] = tensor(m, "ffn_down_exps", expert_type(KRN_Q5_K, hp->n_ff_exp), hp->n_ff_exp, e, hp->n_experts);
     w[W_GATE_SHEXP] = tensor(m, "ffn_gate_shexp", KRN_Q8_0, e, hp->n_shared * hp->n_ff_exp, 1);
     w[W_UP_SHEXP] = tensor(m, "ffn_up_shexp", KRN_Q8_0, e, hp->n_shared * hp->n_ff_exp, 1);
     w[W_DOWN_SHEXP] = tensor(m, "ffn_down_shexp", KRN_Q8_0, hp->n_shared * hp->n_ff_exp, e, 1);
@@ -79,9 +76,10 @@ static void fill_layer(struct maker *m, const struct hparams *hp, uint32_t layer
 
 static void fill_hparams(const struct shape *s, uint32_t n_layers, struct hparams *hp)
 {
+    static const char *const ARCHS[] = {[HP_GLM_DSA] = "glm-dsa", [HP_DEEPSEEK2] = "deepseek2", [HP_DEEPSEEK32] = "deepseek32"};
     memset(hp, 0, sizeof *hp);
     hp->arch = s->arch;
-    snprintf(hp->arch_name, sizeof hp->arch_name, "%s", s->arch_name);
+    snprintf(hp->arch_name, sizeof hp->arch_name, "%s", ARCHS[s->arch]);
     hp->n_layers = n_layers;
     hp->context = s->context;
     hp->n_embd = s->embd;
@@ -89,42 +87,52 @@ static void fill_hparams(const struct shape *s, uint32_t n_layers, struct hparam
     hp->n_heads = s->heads;
     hp->vocab = s->vocab;
     hp->q_lora = s->q_lora;
-    hp->kv_lora = 512;
-    hp->rope = 64;
-    hp->nope = 192;
-    hp->v_head = 256;
-    hp->k_mla = 256;
+    hp->kv_lora = SHAPE_KV_LORA;
+    hp->rope = SHAPE_ROPE;
+    hp->nope = s->nope;
+    hp->v_head = s->v_head;
+    hp->k_mla = s->nope + SHAPE_ROPE;
     hp->n_experts = s->experts;
     hp->n_used = s->used;
-    hp->n_shared = 1;
+    hp->n_shared = s->shared;
     hp->n_ff_exp = s->ff_exp;
-    hp->n_dense = s->dense;
-    hp->n_groups = hp->n_groups_used = 1;
-    hp->gating = HP_GATING_SIGMOID;
+    hp->n_dense = s->dense < n_layers ? s->dense : n_layers;
+    hp->n_groups = s->groups;
+    hp->n_groups_used = s->groups_used;
+    hp->gating = s->sigmoid ? HP_GATING_SIGMOID : HP_GATING_SOFTMAX;
     hp->expert_scale = s->expert_scale;
-    hp->expert_norm = true;
-    hp->eps = 1e-5f;
-    hp->rope_base = 1e6;
-    hp->yarn_factor = 1;
-    hp->kq_scale = 1.0f / sqrtf((float)hp->k_mla);
+    hp->expert_norm = s->norm;
+    hp->eps = s->eps;
+    hp->rope_base = (double)s->rope_base;
     hp->rope_mag = 1;
+    hp->yarn_factor = 1;
+    double m = 1;
+    if (s->yarn_log_mul > 0) {
+        hp->yarn_factor = 40;
+        hp->yarn_context = 4096;
+        hp->yarn_log_mul = (double)s->yarn_log_mul;
+        hp->yarn_beta_fast = 32;
+        hp->yarn_beta_slow = hp->yarn_ext = hp->yarn_attn = 1;
+        m += hp->yarn_log_mul * log(hp->yarn_factor);
+    }
+    hp->kq_scale = (float)(m * m / sqrt((double)hp->k_mla));
+    if (s->index_heads == 0)
+        return;
     hp->index_heads = s->index_heads;
-    hp->index_dim = s->index_dim;
-    hp->index_topk = s->index_topk;
+    hp->index_dim = SHAPE_INDEX_DIM;
+    hp->index_topk = SHAPE_TOP_K;
     hp->index_interleaved = true;
+    bool shares = s->context >= 1048576; /* the rule of hparams_read() */
     for (uint32_t i = 0; i < HP_MAX_LAYERS; i++)
-        hp->index_full[i] = s->index_heads != 0;
-    hp->index_rule = "every layer";
+        hp->index_full[i] = !shares || i < 2 || i % 4 == 2;
+    hp->index_rule = shares ? "context of 1M tokens: the GLM-5.2 pattern" : "every layer has its own";
 }
 
 enum rs_result synth_make(const char *name, uint32_t n_layers, struct hparams *hp, struct weights *w, struct rs_error *err)
 {
-    const struct shape *s = NULL;
-    for (size_t i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++)
-        if (strcmp(SHAPES[i].name, name) == 0)
-            s = &SHAPES[i];
+    const struct shape *s = shape_find(name);
     if (s == NULL)
-        return error_set(err, RS_ENOTFOUND, "no synthetic model '%.40s'; there are: glm-4.7-flash, glm-5", name);
+        return error_set(err, RS_ENOTFOUND, "no synthetic model '%.40s'; there are: glm-5, glm-5.2, glm-4.7-flash, deepseek-v3, deepseek-v2-lite", name);
     if (n_layers > s->layers)
         return error_set(err, RS_EUSAGE, "%s has %u layers, not %u", name, s->layers, n_layers);
     struct maker m = {.at = (uintptr_t)1 << 20};

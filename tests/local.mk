@@ -126,6 +126,7 @@ shell_tests = \
 	tests/debugging.t \
 	tests/lua_console.t \
 	tests/lua_docs.t \
+	tests/fuzz.t \
 	tests/pretok.t \
 	tests/quant_gguf.t \
 	tests/reference.t \
@@ -142,6 +143,7 @@ shell_tests = \
 
 # What tests read.
 EXTRA_DIST += $(shell_tests) \
+	tests/fuzz \
 	tests/golden \
 	tests/golden-screens \
 	tests/health_questions.txt \

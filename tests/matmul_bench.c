@@ -75,8 +75,9 @@ static void bench_type(const struct krn_cpu_matmul *isa, uint32_t type, size_t k
         abort();
     for (size_t i = 0; i < MAX_COLS * k; i++)
         x[i] = sinf((float)i);
+    uint64_t seed = 1;
     for (size_t r = 0; r < rows; r++)
-        krn_quant_row(type, x + r % MAX_COLS * k, b.weights + r * krn_row_bytes(type, k), k);
+        krn_quant_random(type, &seed, 0.02f, b.weights + r * krn_row_bytes(type, k), k);
     for (size_t i = 1; i < b.matrices; i++)
         memcpy(b.weights + i * b.matrix_bytes, b.weights, b.matrix_bytes);
     for (size_t j = 0; j < MAX_COLS; j++)
