@@ -40,8 +40,7 @@ struct brk_state {
     bool after, in_walk;
     uint32_t rank;
     char reason[160];
-    uint32_t cancelled[64];   /* streams to cancel when the step is over */
-    uint32_t n_cancelled;
+    uint32_t n_unwanted;      /* sequences in the held step that are to be cancelled when it is over */
 };
 
 void brk_close(struct engine *e);

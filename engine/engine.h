@@ -122,6 +122,8 @@ void sched_commit(struct engine *e);
 void sched_accept(struct engine *e, struct seq *s, uint32_t n);
 /* Cache blocks for positions below n, taken only from what is free. */
 bool sched_room(struct engine *e, struct seq *s, uint32_t n);
+/* Why it had no rows in the last step, or will have none in the next; "" when it had. */
+void sched_why(const struct engine *e, const struct seq *s, char *buf, size_t size);
 void sched_add(struct engine *e, struct seq *s);     /* a new sequence, at the end of the queue; the engine owns it from now on */
 void sched_end(struct engine *e, struct seq *s);     /* it is done: blocks go back, later turns pass it over */
 void sched_forget(struct engine *e, struct seq *s);  /* free one that is done */
@@ -136,6 +138,7 @@ void sched_free_arrays(struct engine *e);
 void step_run(struct engine *e);
 void step_idle(struct engine *e); /* nothing runs: bring the snapshot up to date */
 void step_finish(struct engine *e, struct seq *s, enum seq_stop why);
+void step_cancel(struct engine *e, struct seq *s); /* now, or at the end of the step that is held */
 /* Run ids through the model in a sequence of its own; see method "forward". */
 struct forward_out {
     int32_t *argmax;   /* [n] or NULL */

@@ -37,6 +37,11 @@ static const struct msg_method *find(const char *name)
     return NULL;
 }
 
+static bool may_serve(const char *method)
+{
+    return strcmp(method, "submit") == 0 || strcmp(method, "cancel") == 0;
+}
+
 static enum rs_result carry_out(struct engine *e, struct msg *m, const char *text, size_t len, struct rs_error *err)
 {
     const char *nul = memchr(text, '\0', len);
@@ -45,9 +50,10 @@ static enum rs_result carry_out(struct engine *e, struct msg *m, const char *tex
     const struct msg_method *method = find(text);
     if (method == NULL)
         return error_set(err, RS_ENOTFOUND, "no method '%.40s'", text);
-    if (brk_holding(e) && !brk_allows(method->name))
+    bool queues = strcmp(method->name, "submit") == 0 && server_serves(e->server, m->slot); /* what it hands in waits, as it would for its turn */
+    if (brk_holding(e) && !brk_allows(method->name) && !queues)
         return error_set(err, RS_ESTATE, "%s: the engine is stopped (%s): continue first", method->name, e->brk.reason);
-    if (method->control && !server_in_control(e->server, m->slot))
+    if (method->control && !server_in_control(e->server, m->slot) && !(may_serve(method->name) && server_serves(e->server, m->slot)))
         return error_set(err, RS_ESTATE, "%s: another client is in control of this engine", method->name);
     size_t n = len - (size_t)(nul + 1 - text);
     json_error_t je;
@@ -97,9 +103,22 @@ void msg_reply(struct engine *e, int slot, uint32_t id, enum rs_result rc, json_
     json_decref(reply);
 }
 
-void msg_client_gone(struct engine *e, int slot)
+/* The oldest one that this client has submitted and that has not ended. */
+static struct seq *running_of(struct engine *e, int slot)
+{
+    struct seq *s = e->seqs;
+    while (s != NULL && (s->owner != slot || s->state == SEQ_DONE || s->unwanted))
+        s = s->next;
+    return s;
+}
+
+void msg_client_gone(struct engine *e, int slot, bool served)
 {
     stage_client_gone(e, slot);
     for (struct seq *s = e->seqs; s != NULL; s = s->next)
         s->subscribers &= ~(1u << slot);
+    for (struct seq *s; served && (s = running_of(e, slot)) != NULL;)
+        step_cancel(e, s);
+    for (struct seq *s = e->seqs; s != NULL; s = s->next)
+        s->owner = s->owner == slot ? -1 : s->owner; /* the slot may get another client */
 }

@@ -30,7 +30,8 @@ struct msg_method {
 void msg_handle(struct engine *e, int slot, uint32_t id, const char *text, size_t len, const void *blob, size_t blob_len);
 /* Send a reply that was deferred. Takes reply; rc other than RS_OK: err says why, reply may be NULL. */
 void msg_reply(struct engine *e, int slot, uint32_t id, enum rs_result rc, json_t *reply, const struct rs_error *err);
-void msg_client_gone(struct engine *e, int slot);
+/* served: what it has submitted was for others that only it can reach, and ends. */
+void msg_client_gone(struct engine *e, int slot, bool served);
 
 /* Tables of methods, ended by a NULL name, one per file. */
 extern const struct msg_method MSG_MODEL[], MSG_PATCH[], MSG_GEN[], MSG_SESSION[], MSG_LOAD[], MSG_OBSERVE[], MSG_HEALTH[], MSG_AUDIT[];

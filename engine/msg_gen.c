@@ -193,6 +193,8 @@ static enum rs_result msg_submit(struct engine *e, struct msg *m, struct args *a
     s->id = e->next_stream++;
     s->t_submit = server_now_us();
     s->subscribers = 1u << m->slot;
+    s->owner = m->slot;
+    snprintf(s->client, sizeof s->client, "%s", server_client_name(e->server, m->slot));
     sched_add(e, s);
     struct session *x = find_session(e, s->session);
     if (x != NULL)
@@ -214,20 +216,15 @@ static struct seq *find_stream(struct engine *e, uint32_t id)
 static enum rs_result msg_cancel(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
     uint32_t id = 0;
-    (void)m;
     args_need(a, args_u32(a, "stream", 1, UINT32_MAX, &id), "stream");
     enum rs_result rc = args_end(a);
     struct seq *s = rc == RS_OK ? find_stream(e, id) : NULL;
     if (rc == RS_OK && s == NULL)
         return error_set(err, RS_ENOTFOUND, "cancel: no stream %u", id);
-    if (rc == RS_OK && brk_holding(e)) { /* its rows are in the step that is held: it ends when the step does */
-        if (e->brk.n_cancelled == sizeof e->brk.cancelled / sizeof e->brk.cancelled[0])
-            return error_set(err, RS_ESTATE, "cancel: the engine is stopped in a step; too many streams wait for its end");
-        e->brk.cancelled[e->brk.n_cancelled++] = id;
-        return RS_OK;
-    }
+    if (rc == RS_OK && s->owner != m->slot && !server_in_control(e->server, m->slot))
+        return error_set(err, RS_ESTATE, "cancel: stream %u is another client's", id);
     if (rc == RS_OK)
-        step_finish(e, s, SEQ_STOP_CANCELLED);
+        step_cancel(e, s);
     return rc;
 }
 

@@ -50,9 +50,10 @@ static const char *phase(const struct seq *s)
     return s->state == SEQ_WAITING ? s->preempted != 0 ? "preempted" : "waiting" : s->n_out == 0 ? "prompt" : "decode";
 }
 
-static json_t *request_json(const struct seq *s, uint64_t now)
+static json_t *request_json(const struct engine *e, const struct seq *s, uint64_t now)
 {
     json_t *o = json_object();
+    char why[160];
     set(o, "stream", s->id);
     json_object_set_new(o, "phase", json_string(phase(s)));
     set(o, "prompt_tokens", s->n_prompt);
@@ -63,21 +64,27 @@ static json_t *request_json(const struct seq *s, uint64_t now)
     set(o, "preempted", s->preempted);
     set(o, "age_ms", (now - s->t_submit) / 1000);
     json_object_set_new(o, "tok_per_s", s->n_out > 1 && s->t_last > s->t_first ? json_real((s->n_out - 1) * 1e6 / (double)(s->t_last - s->t_first)) : json_null());
+    sched_why(e, s, why, sizeof why);
+    json_object_set_new(o, "why", why[0] != '\0' ? json_string(why) : json_null());
+    json_object_set_new(o, "client", json_string(s->client));
     return o;
 }
 
 static enum rs_result msg_requests(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
     uint32_t limit = 100;
-    (void)err;
     args_u32(a, "limit", 1, 100000, &limit);
     enum rs_result rc = args_end(a);
+    if (rc == RS_OK)
+        rc = msg_need_model(e, "requests", err);
+    if (rc != RS_OK)
+        return rc;
     json_t *list = json_array();
     uint64_t now = server_now_us();
     for (uint32_t i = 0; i < e->n_run && json_array_size(list) < limit; i++)
-        json_array_append_new(list, request_json(e->run[i], now));
+        json_array_append_new(list, request_json(e, e->run[i], now));
     for (const struct seq *s = e->wait.first; s != NULL && json_array_size(list) < limit; s = s->q_next)
-        json_array_append_new(list, request_json(s, now));
+        json_array_append_new(list, request_json(e, s, now));
     json_object_set_new(m->reply, "requests", list);
     set(m->reply, "running", e->n_run);
     set(m->reply, "waiting", e->wait.n);

@@ -19,16 +19,18 @@ static enum rs_result msg_hello(struct engine *e, struct msg *m, struct args *a,
 {
     uint32_t protocol = 0;
     const char *client = "";
-    bool control = false, take = false;
+    bool control = false, take = false, serve = false;
     args_need(a, args_u32(a, "protocol", 0, UINT32_MAX, &protocol), "protocol");
     args_str(a, "client", &client);
     args_bool(a, "control", &control);
     args_bool(a, "take", &take);
+    args_bool(a, "serve", &serve);
     enum rs_result rc = args_end(a);
     if (rc != RS_OK)
         return rc;
     if (protocol != RS_PROTOCOL)
         return error_set(err, RS_ESTATE, "engine %s speaks protocol %d, this client %u: restart the engine or use the same version", e->name, RS_PROTOCOL, protocol);
+    server_introduce(e->server, m->slot, client, serve);
     bool in_control = control || take ? server_take_control(e->server, m->slot, take) : false;
     json_object_set_new(m->reply, "protocol", json_integer(RS_PROTOCOL));
     json_object_set_new(m->reply, "version", json_string(PACKAGE_VERSION));

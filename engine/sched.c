@@ -5,6 +5,7 @@
  * kept and computed again later: a row is the same kind of row every time). Nobody overtakes: sequences start in the order in which they came,
  * and the oldest one always finds its blocks, so everything ends. Nothing here allocates but sched_arrays(). */
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -345,11 +346,36 @@ static void serve(struct engine *e, struct seq *s)
 
 /* A sequence may start when the cache has room for all tokens that it has by now and for those that run to go on for a while: starting on less
  * would only mean giving the blocks back soon. Alone it may always start. */
+static uint32_t wanted_blocks(const struct engine *e, const struct seq *s)
+{
+    uint32_t need = s->n / e->rt->kv.block + 1, reserve = e->n_run / 8 + 1;
+    return need + reserve;
+}
+
 static bool may_start(const struct engine *e, const struct seq *s)
 {
+    return e->n_run == 0 || (e->n_run < e->rt->cfg.max_seqs && kv_available(&e->rt->kv) >= wanted_blocks(e, s));
+}
+
+void sched_why(const struct engine *e, const struct seq *s, char *buf, size_t size)
+{
     const struct kv *kv = &e->rt->kv;
-    uint32_t need = s->n / kv->block + 1, reserve = e->n_run / 8 + 1;
-    return e->n_run == 0 || (e->n_run < e->rt->cfg.max_seqs && kv_available(kv) >= need + reserve);
+    buf[0] = '\0';
+    if (s->state == SEQ_DONE)
+        return;
+    if (brk_holding(e))
+        snprintf(buf, size, "the engine is stopped (%s)", e->brk.reason);
+    else if (s->state == SEQ_RUNNING)
+        snprintf(buf, size, "%s", s->grew ? "" : s == e->starved ? "no cache block is free; it comes first in the next step"
+                                                                 : "the rows of the last step went to others");
+    else if (s != e->wait.first)
+        snprintf(buf, size, "behind stream %u, which came earlier", s->q_prev->id);
+    else if (e->n_run >= e->rt->cfg.max_seqs)
+        snprintf(buf, size, "%u sequences run, as many as allowed", e->n_run);
+    else if (!may_start(e, s))
+        snprintf(buf, size, "the cache is full: %u blocks wanted, %u free", wanted_blocks(e, s), kv_available(kv));
+    else
+        snprintf(buf, size, "its turn comes in one of the next steps");
 }
 
 static void start_waiting(struct engine *e)

@@ -45,6 +45,9 @@ struct seq {
     bool thinking, special, ignore_eos;
     bool reuse;                   /* its beginning may be taken from the cache */
     uint32_t subscribers;         /* bit per client slot */
+    int owner;                    /* slot of the client that submitted it; -1: it has left */
+    char client[24];              /* as it called itself */
+    bool unwanted;                /* cancelled while its step is held */
     uint64_t t_submit, t_start, t_first, t_last; /* monotonic us */
     double prompt_us, decode_us;
     uint32_t preempted;

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -20,6 +21,8 @@ enum { QUEUE_START = 1 << 20, QUEUE_MAX = 1 << 30 };
 struct client {
     int fd;               /* -1: free slot */
     bool drop;            /* to be closed at the next safe moment */
+    bool serves;          /* hands in requests for others */
+    char name[24];        /* as it called itself */
     uint8_t *in;
     size_t n_in, cap_in;
     uint8_t *out;         /* [cap_out], bytes from out_at to out_end wait */
@@ -62,13 +65,14 @@ static bool add_client(struct server *s, int fd)
 static void remove_client(struct server *s, int i)
 {
     struct client *c = &s->c[i];
+    bool served = c->serves;
     close(c->fd);
     free(c->in);
     free(c->out);
     *c = (struct client){.fd = -1};
     if (s->control == i)
         s->control = -1;
-    msg_client_gone(s->e, i);
+    msg_client_gone(s->e, i, served);
 }
 
 enum rs_result server_open(struct engine *e, int listen_fd, int first, struct server **out, struct rs_error *err)
@@ -302,6 +306,22 @@ void server_poll(struct server *s, int timeout_ms)
     }
     if (s->listen_fd < 0 && left == 0)
         s->stopping = true;
+}
+
+void server_introduce(struct server *s, int slot, const char *name, bool serves)
+{
+    snprintf(s->c[slot].name, sizeof s->c[slot].name, "%s", name);
+    s->c[slot].serves = serves;
+}
+
+const char *server_client_name(const struct server *s, int slot)
+{
+    return s->c[slot].name;
+}
+
+bool server_serves(const struct server *s, int slot)
+{
+    return s->c[slot].serves;
 }
 
 bool server_in_control(const struct server *s, int slot)

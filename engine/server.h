@@ -31,6 +31,11 @@ void server_token(struct server *s, uint32_t subscribers, uint32_t stream, int32
 void server_event(struct server *s, int slot, enum rs_event_type type, enum rs_result status, uint32_t id, const char *json, const void *blob, size_t blob_len);
 void server_event_mask(struct server *s, uint32_t mask, enum rs_event_type type, uint32_t id, const char *json);
 
+/* What a client says of itself. serves: it may submit, and cancel what it submitted, without being in control. */
+void server_introduce(struct server *s, int slot, const char *name, bool serves);
+const char *server_client_name(const struct server *s, int slot); /* "": it did not say; valid until the client leaves */
+bool server_serves(const struct server *s, int slot);
+
 bool server_in_control(const struct server *s, int slot);
 /* Make slot the client in control if it asks and nobody is, or if `take`. Returns whether it is now. */
 bool server_take_control(struct server *s, int slot, bool take);

@@ -444,16 +444,27 @@ static void count_rate(struct engine *e, uint32_t tokens, double us)
     e->rate = e->rate_us > 0 ? e->rate_tokens * 1e6 / e->rate_us : 0;
 }
 
+void step_cancel(struct engine *e, struct seq *s)
+{
+    if (!brk_holding(e) || s->state != SEQ_RUNNING) {
+        step_finish(e, s, SEQ_STOP_CANCELLED);
+        return;
+    }
+    e->brk.n_unwanted += !s->unwanted;
+    s->unwanted = true;
+}
+
 /* Streams that were cancelled while the step was held. */
 static void cancel_held(struct engine *e)
 {
-    for (uint32_t i = 0; i < e->brk.n_cancelled; i++)
-        for (struct seq *s = e->seqs; s != NULL; s = s->next)
-            if (s->id == e->brk.cancelled[i] && s->state != SEQ_DONE) {
-                step_finish(e, s, SEQ_STOP_CANCELLED);
-                break; /* the list may have been pruned */
-            }
-    e->brk.n_cancelled = 0;
+    struct seq *s = e->brk.n_unwanted != 0 ? e->seqs : NULL;
+    while (s != NULL) {
+        bool end = s->unwanted && s->state != SEQ_DONE;
+        if (end)
+            step_finish(e, s, SEQ_STOP_CANCELLED);
+        s = end ? e->seqs : s->next; /* the list may have been pruned */
+    }
+    e->brk.n_unwanted = 0;
 }
 
 static void count_work(struct engine *e, double us)
@@ -476,6 +487,7 @@ void step_run(struct engine *e)
             snprintf(e->in_batch[i]->error, sizeof e->in_batch[i]->error, "%s", err.msg);
             step_finish(e, e->in_batch[i], SEQ_STOP_ERROR);
         }
+        cancel_held(e);
         return;
     }
     guard_enter();

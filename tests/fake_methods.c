@@ -12,7 +12,7 @@
 static const struct {
     const char *name, *args;
 } s_methods[] = {
-    {"hello", " protocol client control "},
+    {"hello", " protocol client control take serve "},
     {"open", " path ranks mode ctx max_seqs batch_tokens numerics patches graph_guard spec "},
     {"close", ""},
     {"info", ""},

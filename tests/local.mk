@@ -21,6 +21,7 @@ c_tests = \
 	tests/probe_test \
 	tests/quant_test \
 	tests/replay_test \
+	tests/requests_test \
 	tests/sample_test \
 	tests/sched_test \
 	tests/spec_test \
@@ -98,6 +99,7 @@ tests_look_test_SOURCES = tests/look_test.c $(talk)
 tests_replay_test_SOURCES = tests/replay_test.c $(talk)
 tests_tui_record_SOURCES = tests/tui_record.c $(talk)
 tests_probe_test_SOURCES = tests/probe_test.c $(talk)
+tests_requests_test_SOURCES = tests/requests_test.c $(talk)
 
 # The console on an engine that plays a script (tests/fake_engine.h), and a terminal to run it at.
 fake_engine = tests/fake_canned.c tests/fake_engine.c tests/fake_engine.h tests/fake_methods.c engine/error.c
