@@ -135,7 +135,7 @@ enum rs_result cuda_all(struct cuda *c, void (*work)(struct cuda_gpu *), struct 
 /* cuda_load.c: allocate and fill the weights of a GPU's ranks; the calling thread has that GPU current. */
 enum rs_result cuda_load(struct cuda_gpu *g, struct rs_error *err);
 
-/* cuda_op.c: launch one step's list on the GPU's stream. */
+/* cuda_op.c and its kin: launch one step's list on the GPU's stream. */
 enum rs_result cuda_launch_step(struct cuda_gpu *g, const struct backend_step *s, uint32_t rows, uint32_t keys, struct rs_error *err);
 
 /* cuda_exec.c */

@@ -155,6 +155,11 @@ libengine_a_SOURCES += \
 	engine/cuda_impl.c \
 	engine/cuda_load.c \
 	engine/cuda_op.c \
+	engine/cuda_op.h \
+	engine/cuda_op_attn.c \
+	engine/cuda_op_join.c \
+	engine/cuda_op_linear.c \
+	engine/cuda_op_moe.c \
 	engine/cuda_selftest.c \
 	engine/cuda_selftest.h
 endif

@@ -1,0 +1,114 @@
+/* Inside of the launching of ops: the walk over a step's list and what every op family asks of it. Only files cuda_op*.c include this. */
+#ifndef RANKSCOPE_ENGINE_CUDA_OP_H
+#define RANKSCOPE_ENGINE_CUDA_OP_H
+
+#include "engine/cuda.h"
+#include "kernels/quant.h"
+
+/* One walk: a step of one GPU, on that GPU's thread. */
+struct cuda_walk {
+    struct cuda_gpu *g;
+    const struct cuda *c;
+    const struct backend_step *s;
+    const struct program *prog;
+    int p; /* which program */
+    uint32_t rows, keys;
+    struct kcu_launch l;
+    uint32_t slot;                 /* of the stamp in l */
+    uint32_t ordinal;              /* of the next reduce */
+    bool rotate;                   /* q_rope waits for the attention */
+    bool done[2048];               /* ops that were computed with an earlier one */
+    uint64_t q8_ok[KCU_MAX_LOCAL]; /* bit per buffer: its int8 form is current */
+    uint32_t next_copy;
+    size_t bounce_at;
+    const struct op *op;
+    const struct choice *ch;
+    struct rs_error *err;
+};
+
+/* Record what a launch returned; the op's stamp has been used up when this returns. */
+enum rs_result cuda_op_after(struct cuda_walk *w, cudaError_t e, uint32_t kernels);
+
+#define CUDA_OP_RUN(call)                                                                                                                  \
+    do {                                                                                                                                   \
+        enum rs_result rc_ = cuda_op_after(w, (call), 1);                                                                                  \
+        if (rc_ != RS_OK)                                                                                                                  \
+            return rc_;                                                                                                                    \
+    } while (0)
+
+static inline uint32_t cuda_op_rows_of(const struct cuda_walk *w, uint8_t buf)
+{
+    return buf == BUF_Y || buf == BUF_LOGITS || buf == BUF_FULL ? w->s->batch->n_logits : w->rows;
+}
+
+static inline size_t cuda_op_pitch_of(const struct cuda_walk *w, const struct cuda_rank *r, uint8_t buf)
+{
+    return w->prog->width[buf][r->rank];
+}
+
+static inline float *cuda_op_at(const struct cuda_walk *w, const struct cuda_rank *r, const struct op_ref *ref)
+{
+    (void)w;
+    return r->buf[ref->buf] + ref->col;
+}
+
+static inline uint32_t cuda_op_width_of(const struct cuda_walk *w, const struct cuda_rank *r, const struct op_ref *ref)
+{
+    return ref->width != 0 ? ref->width : w->prog->width[ref->buf][r->rank];
+}
+
+static inline const struct kcu_mat *cuda_op_mat(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *op, uint32_t i)
+{
+    return &r->mat[w->p][op->w[i]];
+}
+
+static inline const float *cuda_op_vec(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *op, uint32_t i)
+{
+    return (const float *)(const void *)cuda_op_mat(w, r, op, i)->w;
+}
+
+static inline bool cuda_op_quantised(const struct kcu_mat *m)
+{
+    return m->w != NULL && m->type != KRN_F32 && m->type != KRN_F16 && m->type != KRN_BF16;
+}
+
+/* The next launch notes its time as the op at hand of this rank. */
+void cuda_op_arm(struct cuda_walk *w, const struct cuda_rank *r);
+
+/* The op's input of width k, with its int8 form where a matrix can use it; made now if no kernel has made it. */
+enum rs_result cuda_op_input(struct cuda_walk *w, struct cuda_rank *r, const struct op_ref *ref, uint32_t k, bool int8, uint32_t n,
+                             struct kcu_rows_in *in);
+
+/* Is the int8 form of a buffer that of its present content? */
+void cuda_op_set_q8(struct cuda_walk *w, const struct cuda_rank *r, uint8_t buf, bool ok);
+
+struct kcu_batch cuda_op_batch_of(const struct cuda_walk *w);
+struct kcu_rope cuda_op_rope_of(const struct cuda_walk *w);
+enum kcu_cache cuda_op_cache_of(const struct cuda_walk *w);
+
+/* The op n places on in the list, or NULL. */
+const struct op *cuda_op_ahead(const struct cuda_walk *w, uint32_t n);
+bool cuda_op_next_is(const struct cuda_walk *w, uint32_t n, enum op_kind kind);
+
+/* Enough rows and an int8 form that the tensor cores' kernel takes? */
+bool cuda_op_many(uint32_t n, const uint8_t *q8, const struct kcu_mat *a, const struct kcu_mat *b);
+
+/* cuda_op_join.c. From the op at hand on: all-reduce, add and norm as far as they follow each other. */
+enum rs_result cuda_op_join(struct cuda_walk *w);
+
+/* cuda_op_linear.c */
+enum rs_result cuda_op_linear(struct cuda_walk *w, struct cuda_rank *r);
+enum rs_result cuda_op_slots(struct cuda_walk *w, struct cuda_rank *r, bool apart);
+
+/* cuda_op_moe.c */
+enum rs_result cuda_op_gate_up(struct cuda_walk *w, struct cuda_rank *r);
+enum rs_result cuda_op_moe_gate_up(struct cuda_walk *w, struct cuda_rank *r);
+enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r);
+enum rs_result cuda_op_router(struct cuda_walk *w, struct cuda_rank *r);
+
+/* cuda_op_attn.c. The norm of q_a (q) and the cache row (kv) of one layer; either may be NULL. */
+enum rs_result cuda_op_latent(struct cuda_walk *w, struct cuda_rank *r, const struct op *q, const struct op *kv);
+enum rs_result cuda_op_mla(struct cuda_walk *w, struct cuda_rank *r);
+enum rs_result cuda_op_index(struct cuda_walk *w, struct cuda_rank *r);
+
+#endif

@@ -1,0 +1,125 @@
+/* Launching attention: norms and cache rows, the absorbed form, the indexer. */
+#include "engine/cuda_op.h"
+
+enum rs_result cuda_op_latent(struct cuda_walk *w, struct cuda_rank *r, const struct op *q, const struct op *kv)
+{
+    const struct hparams *hp = w->c->hp;
+    struct kcu_latent a = {.b = cuda_op_batch_of(w),
+                           .rope = cuda_op_rope_of(w),
+                           .z = r->buf[BUF_Z],
+                           .z_pitch = cuda_op_pitch_of(w, r, BUF_Z),
+                           .eps = hp->eps,
+                           .l = hp->kv_lora,
+                           .r = hp->rope,
+                           .cache_type = cuda_op_cache_of(w)};
+    if (q != NULL) {
+        a.q_col = q->in[0].col;
+        a.q_width = q->in[0].width;
+        a.q_norm = cuda_op_vec(w, r, q, 0);
+        a.qr = r->buf[BUF_QR];
+        a.qr_pitch = cuda_op_pitch_of(w, r, BUF_QR);
+        a.q8 = a.q_width % 32 == 0 ? r->q8[BUF_QR] : NULL;
+        a.q8_pitch = krn_q8_row_bytes((a.q_width + 31) / 32 * 32);
+        cuda_op_set_q8(w, r, BUF_QR, a.q8 != NULL);
+    }
+    if (kv != NULL) {
+        a.store = true;
+        a.kv_col = kv->in[0].col;
+        a.kv_norm = cuda_op_vec(w, r, kv, 0);
+        a.cache = r->kv[kv->layer];
+    }
+    const struct op *next = q != NULL ? &w->prog->ops[q->index + 1] : NULL;
+    const struct kcu_mat *m = next != NULL && kv != NULL && next->kind == OP_LINEAR ? cuda_op_mat(w, r, next, 0) : NULL;
+    if (m != NULL && w->s->choices[next->index].matmul == MATMUL_INT8 && kcu_latent_linear_takes(&a, m)) {
+        CUDA_OP_RUN(kcu_latent_linear(&w->l, &a, m, cuda_op_at(w, r, &next->out[0])));
+        w->done[next->index] = true;
+        return RS_OK;
+    }
+    CUDA_OP_RUN(kcu_latent(&w->l, &a));
+    return RS_OK;
+}
+
+enum rs_result cuda_op_mla(struct cuda_walk *w, struct cuda_rank *r)
+{
+    const struct hparams *hp = w->c->hp;
+    const struct op *op = w->op;
+    const struct shard_layer *s = shard_of(w->c->shard, (uint32_t)op->layer, r->rank);
+    struct kcu_mla a = {.b = cuda_op_batch_of(w),
+                        .rope = cuda_op_rope_of(w),
+                        .rotate = w->rotate,
+                        .q = cuda_op_at(w, r, &op->in[0]),
+                        .q_pitch = cuda_op_pitch_of(w, r, BUF_Q),
+                        .heads = s->heads.to - s->heads.from,
+                        .nope = hp->nope,
+                        .l = hp->kv_lora,
+                        .r = hp->rope,
+                        .v = hp->v_head,
+                        .k_b = *cuda_op_mat(w, r, op, 0),
+                        .v_b = *cuda_op_mat(w, r, op, 1),
+                        .cache = r->kv[op->layer],
+                        .cache_type = cuda_op_cache_of(w),
+                        .scale = hp->kq_scale,
+                        .top_k = hp->index_topk,
+                        .o = cuda_op_at(w, r, &op->out[0]),
+                        .o_pitch = cuda_op_pitch_of(w, r, BUF_O),
+                        .scratch = w->g->scratch,
+                        .many = w->ch->matmul == MATMUL_INT8 && w->s->batch->n_segs == 1 && w->rows == w->s->batch->n_rows};
+    if (op->in[1].buf == BUF_ISEL && !w->ch->dense) {
+        a.sel = (const int32_t *)(const void *)r->buf[BUF_ISEL];
+        a.sel_pitch = cuda_op_pitch_of(w, r, BUF_ISEL);
+    }
+    if (a.heads == 0)
+        return RS_OK;
+    if (hp->v_head % 32 == 0) {
+        a.q8 = r->q8[BUF_O];
+        a.q8_pitch = krn_q8_row_bytes(a.heads * hp->v_head);
+    }
+    cuda_op_set_q8(w, r, BUF_O, a.q8 != NULL);
+    return cuda_op_after(w, kcu_mla(&w->l, &a), 3 * ((w->rows + 31) / 32));
+}
+
+enum rs_result cuda_op_index(struct cuda_walk *w, struct cuda_rank *r)
+{
+    const struct hparams *hp = w->c->hp;
+    const struct op *op = w->op;
+    const struct kcu_batch b = cuda_op_batch_of(w);
+    const struct kcu_rope rope = cuda_op_rope_of(w);
+    if (op->kind == OP_INDEX_Q) {
+        CUDA_OP_RUN(kcu_rope_q(&w->l, &b, &rope, cuda_op_at(w, r, &op->in[0]), cuda_op_pitch_of(w, r, BUF_IQ), hp->index_heads,
+                               hp->index_dim, 0, hp->index_interleaved));
+        return RS_OK;
+    }
+    if (op->kind == OP_INDEX_STORE) {
+        struct kcu_index_store a = {.b = b,
+                                    .rope = rope,
+                                    .x = cuda_op_at(w, r, &op->in[0]),
+                                    .pitch = cuda_op_pitch_of(w, r, BUF_IK),
+                                    .dim = hp->index_dim,
+                                    .w = cuda_op_vec(w, r, op, 0),
+                                    .bias = cuda_op_vec(w, r, op, 1),
+                                    .interleaved = hp->index_interleaved,
+                                    .cache = r->ik[op->layer],
+                                    .cache_type = cuda_op_cache_of(w)};
+        CUDA_OP_RUN(kcu_index_store(&w->l, &a));
+        return RS_OK;
+    }
+    struct kcu_index a = {.b = b,
+                          .q = r->buf[BUF_IQ],
+                          .q_pitch = cuda_op_pitch_of(w, r, BUF_IQ),
+                          .w = r->buf[BUF_IW],
+                          .w_pitch = cuda_op_pitch_of(w, r, BUF_IW),
+                          .heads = hp->index_heads,
+                          .dim = hp->index_dim,
+                          .top_k = hp->index_topk,
+                          .cache = r->ik[op->layer],
+                          .cache_type = cuda_op_cache_of(w),
+                          .score = r->buf[BUF_ISCORE],
+                          .score_pitch = cuda_op_pitch_of(w, r, BUF_ISCORE),
+                          .sel = (int32_t *)(void *)r->buf[BUF_ISEL],
+                          .sel_pitch = cuda_op_pitch_of(w, r, BUF_ISEL)};
+    if (op->kind == OP_INDEX_SCORES)
+        CUDA_OP_RUN(kcu_index_scores(&w->l, &a));
+    else
+        CUDA_OP_RUN(kcu_index_topk(&w->l, &a));
+    return RS_OK;
+}

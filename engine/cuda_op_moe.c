@@ -1,0 +1,180 @@
+/* Launching gated projections, experts and the router. */
+#include "engine/cuda_op.h"
+
+/* The gated projection of op i with its activation op i + 1. */
+static enum rs_result fill_gated(struct cuda_walk *w, struct cuda_rank *r, const struct op *op, const struct choice *ch,
+                                 struct kcu_gated *a)
+{
+    const struct kcu_mat *gate = cuda_op_mat(w, r, op, 0), *up = cuda_op_mat(w, r, op, 1);
+    const struct op *act = &w->prog->ops[op->index + 1];
+    const uint8_t gu = op->out[0].buf, to = act->out[0].buf;
+    *a = (struct kcu_gated){.gate = *gate,
+                            .up = *up,
+                            .n = w->rows,
+                            .n_used = 1,
+                            .swapped = ch->file_order && op->file_slot[0] == 1,
+                            .gu = cuda_op_at(w, r, &op->out[0]),
+                            .gu_pitch = cuda_op_pitch_of(w, r, gu),
+                            .act = cuda_op_at(w, r, &act->out[0]),
+                            .act_pitch = cuda_op_pitch_of(w, r, to)};
+    if (op->per_pair) {
+        const float *choice = r->buf[BUF_CHOICE];
+        a->n_used = w->c->hp->n_used;
+        a->ids = (const int32_t *)(const void *)choice;
+        a->ids_pitch = w->prog->width[BUF_CHOICE][r->rank];
+        a->expert0 = shard_of(w->c->shard, (uint32_t)op->layer, r->rank)->experts.from;
+    }
+    if (gate->w == NULL)
+        return RS_OK;
+    if (gate->rows % 32 == 0 && r->q8[to] != NULL) {
+        a->q8 = r->q8[to];
+        a->q8_pitch = krn_q8_row_bytes(gate->rows);
+    }
+    cuda_op_set_q8(w, r, to, a->q8 != NULL);
+    return cuda_op_input(w, r, &op->in[0], gate->k, ch->matmul == MATMUL_INT8 && (cuda_op_quantised(gate) || cuda_op_quantised(up)),
+                         w->rows, &a->in);
+}
+
+static bool probed(const struct cuda_walk *w, const struct op *op)
+{
+    for (uint32_t i = 0; w->s->probes != NULL && i < w->s->probes->n_copies; i++)
+        if (w->s->probes->copies[i].op == op->index)
+            return true;
+    return false;
+}
+
+/* Gate and up as two products of many rows, then the activation. */
+static enum rs_result gated_many(struct cuda_walk *w, struct cuda_rank *r, const struct kcu_gated *a)
+{
+    const uint32_t pairs = a->n * a->n_used;
+    struct kcu_linear l = {.n_mats = 2,
+                           .m = {a->gate, a->up},
+                           .col = {a->swapped ? a->gate.rows : 0, a->swapped ? 0 : a->gate.rows},
+                           .in = a->in,
+                           .n = a->n,
+                           .y = a->gu,
+                           .y_pitch = a->gu_pitch};
+    enum rs_result rc;
+    if (a->ids == NULL) {
+        rc = cuda_op_after(w, kcu_gemm(&w->l, &l), 2);
+    } else {
+        CUDA_OP_RUN(kcu_group(&w->l, a->ids, a->ids_pitch, a->n, a->n_used, a->expert0, a->gate.n_mats, r->plan));
+        for (int i = 0; i < 2; i++)
+            CUDA_OP_RUN(
+                kcu_gemm_grouped(&w->l, &l.m[i], a->in.q8, a->in.q8_pitch, false, a->n, a->n_used, r->plan, a->gu + l.col[i], a->gu_pitch));
+        rc = RS_OK;
+    }
+    if (rc == RS_OK)
+        CUDA_OP_RUN(kcu_act(&w->l, a->gu, a->gu_pitch, a->gate.rows, pairs, a->act, a->act_pitch, a->q8, a->q8_pitch));
+    return rc;
+}
+
+/* Dense FFN, or the shared expert when it was not taken along with the experts. */
+enum rs_result cuda_op_gate_up(struct cuda_walk *w, struct cuda_rank *r)
+{
+    struct kcu_gated a;
+    enum rs_result rc = fill_gated(w, r, w->op, w->ch, &a);
+    w->done[w->op->index + 1] = true;
+    if (rc != RS_OK || a.gate.w == NULL)
+        return rc;
+    if (a.q8 != NULL && cuda_op_many(a.n, a.in.q8, &a.gate, &a.up))
+        return gated_many(w, r, &a);
+    CUDA_OP_RUN(kcu_gated(&w->l, NULL, &a));
+    return RS_OK;
+}
+
+enum rs_result cuda_op_moe_gate_up(struct cuda_walk *w, struct cuda_rank *r)
+{
+    struct kcu_gated a, b = {.n = 0};
+    const bool shared =
+        w->c->cfg.fuse && cuda_op_next_is(w, 3, OP_GATE_UP) && cuda_op_ahead(w, 3)->layer == w->op->layer && w->rows < CUDA_MANY_ROWS;
+    enum rs_result rc = fill_gated(w, r, w->op, w->ch, &a);
+    if (rc == RS_OK && a.gate.w != NULL && a.q8 != NULL && cuda_op_many(a.n, a.in.q8, &a.gate, &a.up)) {
+        w->done[w->op->index + 1] = true;
+        return gated_many(w, r, &a);
+    }
+    if (rc == RS_OK && shared)
+        rc = fill_gated(w, r, cuda_op_ahead(w, 3), &w->s->choices[w->op->index + 3], &b);
+    if (rc != RS_OK)
+        return rc;
+    CUDA_OP_RUN(kcu_gated(&w->l, &a, shared ? &b : NULL));
+    w->done[w->op->index + 1] = true;
+    if (shared)
+        w->done[w->op->index + 3] = w->done[w->op->index + 4] = true;
+    return RS_OK;
+}
+
+/* Has this layer's gate and up left a plan, that is, were they products of many rows too? */
+static bool grouped(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *down)
+{
+    const struct op *gu = &w->prog->ops[down->index - 2];
+    const struct kcu_mat *gate = cuda_op_mat(w, r, gu, 0), *up = cuda_op_mat(w, r, gu, 1);
+    return w->s->choices[gu->index].matmul == MATMUL_INT8 && gate->rows % 32 == 0 && kcu_gemm_takes(gate) && kcu_gemm_takes(up);
+}
+
+enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
+{
+    const struct op *op = w->op, *shexp = cuda_op_ahead(w, 3);
+    const struct kcu_mat *m = cuda_op_mat(w, r, op, 0);
+    const uint32_t n_used = w->c->hp->n_used;
+    const float *choice = r->buf[BUF_CHOICE];
+    struct kcu_down a = {.down = *m,
+                         .n = w->rows,
+                         .n_used = n_used,
+                         .expert0 = shard_of(w->c->shard, (uint32_t)op->layer, r->rank)->experts.from,
+                         .ids = (const int32_t *)(const void *)choice,
+                         .weights = choice + n_used,
+                         .ids_pitch = w->prog->width[BUF_CHOICE][r->rank],
+                         .y = cuda_op_at(w, r, &op->out[0]),
+                         .y_pitch = cuda_op_pitch_of(w, r, op->out[0].buf),
+                         .width = cuda_op_width_of(w, r, &op->out[0])};
+    enum rs_result rc = RS_OK;
+    if (m->w != NULL)
+        rc = cuda_op_input(w, r, &op->in[0], m->k, w->ch->matmul == MATMUL_INT8 && cuda_op_quantised(m), w->rows * n_used, &a.act);
+    if (rc == RS_OK && m->w != NULL && cuda_op_many(w->rows, a.act.q8, m, NULL)) {
+        if (w->rows != 0 && !grouped(w, r, op))
+            CUDA_OP_RUN(kcu_group(&w->l, a.ids, a.ids_pitch, a.n, n_used, a.expert0, m->n_mats, r->plan));
+        CUDA_OP_RUN(kcu_gemm_grouped(&w->l, m, a.act.q8, a.act.q8_pitch, true, a.n, n_used, r->plan, w->g->pairs, a.width));
+        CUDA_OP_RUN(kcu_combine(&w->l, w->g->pairs, a.width, &a));
+        return RS_OK;
+    }
+    if (rc == RS_OK && w->c->cfg.fuse && w->done[op->index + 1] && shexp != NULL && shexp->kind == OP_LINEAR && shexp->accumulate &&
+        !probed(w, op)) {
+        const struct choice *ch = &w->s->choices[shexp->index];
+        a.shared = *cuda_op_mat(w, r, shexp, 0);
+        if (a.shared.w != NULL)
+            rc = cuda_op_input(w, r, &shexp->in[0], a.shared.k, ch->matmul == MATMUL_INT8 && cuda_op_quantised(&a.shared), w->rows,
+                               &a.shared_act);
+        w->done[shexp->index] = true;
+    }
+    if (rc == RS_OK)
+        CUDA_OP_RUN(kcu_down(&w->l, &a));
+    return rc;
+}
+
+enum rs_result cuda_op_router(struct cuda_walk *w, struct cuda_rank *r)
+{
+    const struct hparams *hp = w->c->hp;
+    const struct op *op = w->op;
+    float *choice = cuda_op_at(w, r, &op->out[1]);
+    struct kcu_route a = {.gate = *cuda_op_mat(w, r, op, 0),
+                          .bias = cuda_op_vec(w, r, op, 1),
+                          .x = cuda_op_at(w, r, &op->in[0]),
+                          .x_pitch = cuda_op_pitch_of(w, r, op->in[0].buf),
+                          .n = w->rows,
+                          .n_experts = hp->n_experts,
+                          .n_used = hp->n_used,
+                          .n_groups = hp->n_groups,
+                          .n_groups_used = hp->n_groups_used,
+                          .sigmoid = hp->gating == HP_GATING_SIGMOID,
+                          .norm = hp->expert_norm,
+                          .scale = hp->expert_scale,
+                          .p = cuda_op_at(w, r, &op->out[0]),
+                          .p_pitch = cuda_op_pitch_of(w, r, op->out[0].buf),
+                          .ids = (int32_t *)(void *)choice,
+                          .weights = choice + hp->n_used,
+                          .pitch = cuda_op_pitch_of(w, r, op->out[1].buf),
+                          .arrived = r->arrived};
+    CUDA_OP_RUN(kcu_route(&w->l, &a));
+    return RS_OK;
+}
