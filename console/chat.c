@@ -303,11 +303,28 @@ void chat_forget(struct con *con)
     con->session = 0;
 }
 
-/* What a person should know about an answer besides its text. */
-static void show_outcome(struct con *con)
+/* An answer whose thinking never ended would look empty where thinking is not shown: show how it begins. */
+static void show_hidden(struct con *con)
+{
+    enum { BEGINNING = 60 };
+    struct con_answer *a = &con->answer;
+    const char *text = a->text.text != NULL ? a->text.text : "", *thought = a->thinking.text;
+    if (!a->show || a->show_thinking || thought == NULL || text[strspn(text, " \t\r\n")] != '\0')
+        return;
+    char *line = text_one_line(thought);
+    size_t n = strlen(line);
+    size_t cut = n > BEGINNING ? BEGINNING : n;
+    while (cut < n && ((unsigned char)line[cut] & 0xC0) == 0x80)
+        cut--; /* not within a character */
+    out_printf(con->out, OUT_NOTE, "(thinking only, %zu bytes: %.*s%s)\n", a->thinking.len, (int)cut, line, cut < n ? "..." : "");
+    free(line);
+}
+
+void chat_outcome(struct con *con)
 {
     const json_t *done = con->answer.done;
     const char *stop = js_str(done, "stop", ""), *verdict = js_str(done, "verdict", NULL);
+    show_hidden(con);
     if (strcmp(stop, "cancelled") == 0)
         out_str(con->out, OUT_NOTE, "(stopped)\n");
     else if (strcmp(stop, "length") == 0)
@@ -332,7 +349,7 @@ static enum rs_result finish(struct con *con, struct rs_error *err)
     enum rs_result r = wait_answer(con, true, err);
     if (r != RS_OK || con->answer.running)
         return r;
-    show_outcome(con);
+    chat_outcome(con);
     add_answer(con);
     return chat_keep(con, err);
 }

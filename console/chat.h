@@ -48,6 +48,9 @@ void chat_forget(struct con *con);
 /* The object that `chat --json` prints, from the answer that ended. New reference. */
 json_t *chat_result(const struct con *con);
 
+/* Tell what a person should know about the answer that ended besides its text: stopped or cut, only thinking, a verdict that is not ok. */
+void chat_outcome(struct con *con);
+
 /* One line of numbers about the answer that ended; caller frees. */
 char *chat_numbers(const struct con *con);
 

@@ -65,7 +65,6 @@ static enum rs_result ask(struct con *con, const char *prompt, bool raw, struct 
 
 static void report(struct oneshot *s, const struct opt_values *v)
 {
-    const json_t *done = s->con.answer.done;
     if (opt_set(v, "json")) {
         json_t *result = chat_result(&s->con);
         char *text = js_dump(result, JSON_COMPACT);
@@ -73,9 +72,7 @@ static void report(struct oneshot *s, const struct opt_values *v)
         free(text);
         json_decref(result);
     }
-    const char *verdict = js_str(done, "verdict", NULL);
-    if (verdict != NULL && strcmp(verdict, "ok") != 0)
-        out_printf(s->con.out, OUT_WARN, "verdict %s: %s\n", verdict, js_str(done, "reason", "no reason given"));
+    chat_outcome(&s->con);
     if (opt_set(v, "stats")) {
         char *line = chat_numbers(&s->con);
         out_printf(s->con.out, OUT_NOTE, "%s\n", line);

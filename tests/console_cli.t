@@ -162,7 +162,7 @@ pid=$!
 while [ ! -s out ]; do sleep 0.05; done
 kill -INT $pid
 wait $pid
-tap_eq "Ctrl-C stops the answer with status 130" "$? [$(cat err)]" "130 []"
+tap_eq "Ctrl-C stops the answer with status 130" "$? [$(cat err)]" "130 [(stopped)]"
 printf 'open-us 20000000\n' >script
 rm -f out log
 "$prog" chat -p Hi >out 2>err &

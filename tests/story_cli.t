@@ -19,6 +19,11 @@ nonsense() { # NAME ARGS...: there is an answer, and it does not know Paris
     tap_ok "$name" sh -c 'test -n "$1" && case $1 in *Paris*) false ;; esac' - "$got"
 }
 
+"$abs_builddir/rankscope" chat -p "What is the capital of France?" --think --max 3 >"$TEST_SCRATCH/out" 2>"$TEST_SCRATCH/err"
+tap_eq "an answer cut while it thinks says so" "[$(cat "$TEST_SCRATCH/out")] $(cat "$TEST_SCRATCH/err")" \
+    "[] (thinking only, 17 bytes: The question asks)
+(cut after 3 tokens)"
+
 for ranks in 1 8; do
     answers "$ranks ranks: nothing patched" --ranks $ranks
     nonsense "$ranks ranks: slot_order=file is nonsense" --ranks $ranks --patch slot_order=file
