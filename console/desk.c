@@ -106,7 +106,10 @@ enum exit_status desk_run(struct con *con, json_int_t session, bool read_only, c
     if (!tui_options(v, read_only, &o, msg, sizeof msg))
         return EXIT_USAGE;
     struct tui *t = tui_new(con, &o);
+    tui_config_read(t, v);
     enum exit_status status = headless ? without_terminal(con, t, session, v) : at_terminal(con, t, session, opt_set(v, "plain"));
     tui_free(t);
+    tui_keymap_clear();
+    tui_custom_clear();
     return status;
 }

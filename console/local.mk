@@ -79,6 +79,7 @@ libconsole_a_SOURCES = \
 	console/paths.h \
 	console/rcmd.c \
 	console/rcmd.h \
+	console/rcmd_bind.c \
 	console/rcmd_conv.c \
 	console/rcmd_debug.c \
 	console/rcmd_engine.c \
@@ -107,7 +108,11 @@ libconsole_a_SOURCES = \
 	console/text.h \
 	console/tui.c \
 	console/tui.h \
+	console/tui_bind.c \
+	console/tui_config.c \
 	console/tui_curses.c \
+	console/tui_custom.c \
+	console/tui_custom.h \
 	console/tui_data.c \
 	console/tui_data.h \
 	console/tui_draw.c \

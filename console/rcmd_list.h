@@ -6,6 +6,7 @@
 
 extern const struct rcmd_entry rcmd_allreduce_entry;
 extern const struct rcmd_entry rcmd_audit_entry;
+extern const struct rcmd_entry rcmd_bind_entry;
 extern const struct rcmd_entry rcmd_bisect_entry;
 extern const struct rcmd_entry rcmd_break_entry;
 extern const struct rcmd_entry rcmd_claim_entry;

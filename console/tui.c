@@ -211,6 +211,19 @@ static void ask_probe(struct tui *t, uint64_t now)
         a->next_us = now + 500000;
 }
 
+/* A panel of a script that is in sight and wants to be asked for its text; -1: none. *due: when the next one wants that. */
+static int custom_due(const struct tui *t, uint64_t now, uint64_t *due)
+{
+    *due = UINT64_MAX;
+    for (int i = 0; i < TUI_CUSTOMS; i++) {
+        uint64_t at = t->layout.shown[TUI_CUSTOM + i] && !t->frozen ? tui_custom_due(i) : UINT64_MAX;
+        if (at <= now)
+            return i;
+        *due = at < *due ? at : *due;
+    }
+    return -1;
+}
+
 /* Timers: figures, keys that wait, messages, the frame. Returns how long nothing else is due. */
 static uint64_t timers(struct tui *t)
 {
@@ -230,6 +243,8 @@ static uint64_t timers(struct tui *t)
     due = next < due ? next : due;
     next = tui_input_tick(t, now);
     due = next != 0 && next < due ? next : due;
+    custom_due(t, now, &next);
+    due = next < due ? next : due;
     if (t->message[0] != '\0') {
         if (now >= t->message_until_us) {
             t->message[0] = '\0';
@@ -290,7 +305,7 @@ static bool take_keys(struct tui *t)
 static bool is_live(const char *line)
 {
     static const char *const names[] = {"help",   "info",   "mode",  "patch",    "set",    "stats", "allreduce",
-                                        "ledger", "health", "audit", "snapshot", "layout", "theme"};
+                                        "ledger", "health", "audit", "snapshot", "layout", "theme", "bind"};
     struct rs_error err;
     char name[32];
     size_t n = line[0] == '/' ? strcspn(line + 1, " \t") : 0;
@@ -305,15 +320,20 @@ static bool is_live(const char *line)
     return false;
 }
 
-static bool can_run_live(const struct tui *t)
+/* Whether something may run between two events of the answer that is under way. */
+static bool between_events(const struct tui *t)
 {
-    return t->running == 1 && t->con->answer.running && t->con->await_id == 0 && !t->in_line && t->n_waiting > 0 && is_live(t->waiting[0]);
+    return t->running == 1 && t->con->answer.running && t->con->await_id == 0 && !t->in_line;
 }
 
-static void run_line(struct tui *t)
+static bool can_run_live(const struct tui *t)
 {
-    char *line = t->waiting[0];
-    memmove(t->waiting, t->waiting + 1, --t->n_waiting * sizeof t->waiting[0]);
+    const struct tui_job *job = &t->waiting[0];
+    return t->n_waiting > 0 && between_events(t) && (job->line != NULL ? is_live(job->line) : job->live);
+}
+
+static void run_line(struct tui *t, const char *line)
+{
     struct buf shown = {0};
     struct text_filter f = {0};
     text_clean(&f, line, strlen(line), &shown);
@@ -321,14 +341,43 @@ static void run_line(struct tui *t)
     if (line[strspn(line, " \t\n")] != '\0')
         out_printf(&t->out, OUT_HEADING, "> %s\n", shown.text);
     buf_fini(&shown);
-    t->running++;
     tui_text_end(&t->chat);
     rcmd_line(t->con, line);
+}
+
+static void run_job(struct tui *t)
+{
+    struct tui_job job = t->waiting[0];
+    memmove(t->waiting, t->waiting + 1, --t->n_waiting * sizeof t->waiting[0]);
+    t->running++;
+    if (job.line != NULL)
+        run_line(t, job.line);
+    else
+        job.fn(t->con, job.ctx);
     t->running--;
     t->data.asked[TUI_ASK_PATCHES].next_us = 0;
     t->next_tick_us = 0;
     t->dirty = true;
-    free(line);
+    free(job.line);
+}
+
+static bool can_ask_custom(const struct tui *t)
+{
+    uint64_t due;
+    return (t->running == 0 || between_events(t)) && custom_due(t, tui_now_us(t), &due) >= 0;
+}
+
+static void ask_custom(struct tui *t)
+{
+    uint64_t due, now = tui_now_us(t);
+    int i = custom_due(t, now, &due);
+    if (i < 0)
+        return;
+    const struct grid_rect *r = &t->layout.inner[TUI_CUSTOM + i];
+    t->running++;
+    tui_custom_ask(i, t->con, now, r->h, r->w);
+    t->running--;
+    t->dirty = true;
 }
 
 static bool is_idle(const struct tui *t)
@@ -383,10 +432,14 @@ static unsigned tui_wait(struct con *con, void *ctx, int timeout_ms)
             return CON_WAKE_INTERRUPT;
         }
         if (can_run_live(t)) {
-            run_line(t);
+            run_job(t);
             return 0;
         }
-        if (t->running == 0 && (t->n_waiting > 0 || t->quit || t->toggle))
+        if (t->running == 1 && can_ask_custom(t)) {
+            ask_custom(t);
+            return 0;
+        }
+        if (t->running == 0 && (t->n_waiting > 0 || t->quit || t->toggle || can_ask_custom(t)))
             return 0;
         if (t->script != NULL)
             wait_us = s == TUI_SCRIPT_STEP ? 0 : script_us < wait_us || t->fake_time ? script_us : wait_us;
@@ -414,9 +467,11 @@ static void interrupted(struct tui *t)
 static bool turn(struct tui *t)
 {
     if (t->n_waiting > 0) {
-        run_line(t);
+        run_job(t);
         return !t->con->quit;
     }
+    if (can_ask_custom(t))
+        ask_custom(t);
     unsigned wake = con_pump(t->con, -1);
     if (wake & CON_WAKE_END)
         return false;
@@ -522,7 +577,7 @@ void tui_free(struct tui *t)
     tui_key_fini(&t->keys);
     grid_fini(&t->grid);
     for (size_t i = 0; i < t->n_waiting; i++)
-        free(t->waiting[i]);
+        free(t->waiting[i].line);
     for (size_t i = 0; i < t->n_matches; i++)
         free(t->matches[i]);
     free(t->matches);

@@ -12,6 +12,7 @@
 #include "console/opt.h"
 #include "console/tui_data.h"
 #include "console/tui_key.h"
+#include "console/tui_keymap.h"
 #include "console/tui_layout.h"
 #include "console/tui_plot.h"
 #include "console/tui_text.h"
@@ -90,7 +91,7 @@ struct tui {
 
     struct tui_decoder keys;
     bool prefix_cx, in_line;
-    char *waiting[TUI_MAX_WAITING]; /* lines to run, the oldest first */
+    struct tui_job waiting[TUI_MAX_WAITING]; /* what to run, the oldest first; lines are ours */
     size_t n_waiting;
     int running; /* depth of commands that run: 1, or 2 inside an answer */
     bool frozen, dirty, repaint, toggle, quit, interrupt, prompt_hidden;
@@ -113,6 +114,9 @@ extern const struct opt tui_table[];
 
 /* Read them, NO_COLOR and the locale. False: a message is in msg. */
 bool tui_options(const struct opt_values *v, bool read_only, struct tui_options *out, char *msg, size_t msg_size);
+
+/* Run the operator's file config. Options of the command line (v) count more. What is wrong is told and stops nothing. */
+void tui_config_read(struct tui *t, const struct opt_values *v);
 
 /* A front end for con; con->out and con->tui are it from now on, until tui_free(). */
 struct tui *tui_new(struct con *con, const struct tui_options *o);
@@ -170,6 +174,9 @@ const json_t *tui_selected_op(struct tui *t);
 
 /* The patch slot that is selected and the implementation that Enter would choose; false: none. */
 bool tui_selected_patch(struct tui *t, const char **slot, const char **from, const char **to);
+
+/* Where keys go now: one of the tui_context bits. below: as if no window lay over the panels. */
+unsigned tui_context(const struct tui *t, bool below);
 
 /* ---- tui_input.c: keys ------------------------------------------------------------------------------------------------------------------ */
 

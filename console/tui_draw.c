@@ -183,7 +183,10 @@ static void draw_frame(struct tui *t, int panel)
         grid_char(g, r->y + r->h - 1, r->x, role, l->sw);
         grid_char(g, r->y + r->h - 1, r->x + r->w - 1, role, l->se);
     }
-    grid_printf(g, r->y, r->x + 2, r->w - 3, title, focus ? "[%d %s]" : " %d %s ", panel + 1, tui_panel_titles[panel]);
+    char number[8] = "";
+    if (panel < TUI_CUSTOM) /* the others have no key */
+        snprintf(number, sizeof number, "%d ", panel + 1);
+    grid_printf(g, r->y, r->x + 2, r->w - 3, title, focus ? "[%s%s]" : " %s%s ", number, tui_panel_title(panel));
 }
 
 /* A word at the right of a panel's title line. */
@@ -218,7 +221,7 @@ static void draw_panel(struct tui *t, int panel)
         break;
     case TUI_PATCHES: tui_draw_patches(t, r); break;
     case TUI_LOG: tui_text_draw(&t->log, &t->grid, r, ROLE_NOTE); break;
-    case TUI_PANELS: break;
+    default: t->lists[panel].n = tui_custom_draw(panel - TUI_CUSTOM, &t->grid, &r, &t->lists[panel].top); break;
     }
 }
 
@@ -316,13 +319,10 @@ static void draw_prompt(struct tui *t, int *y, int *x)
 
 /* ---- hints --------------------------------------------------------------------------------------------------------------------------- */
 
+/* The list of what could be completed lies over the panels and takes no keys but Escape. */
 static unsigned where(const struct tui *t)
 {
-    static const unsigned panels[TUI_PANELS] = {TUI_IN_CHAT, TUI_IN_RANKS,   TUI_IN_ALLREDUCE, TUI_IN_STEP,
-                                                TUI_IN_OPS,  TUI_IN_PATCHES, TUI_IN_LOG};
-    if (t->overlay == TUI_OVERLAY_HELP || t->overlay == TUI_OVERLAY_OP)
-        return TUI_IN_OVERLAY;
-    return t->focus == TUI_PROMPT ? TUI_IN_PROMPT : panels[t->focus];
+    return tui_context(t, t->overlay == TUI_OVERLAY_MATCHES);
 }
 
 static void draw_hint(struct tui *t, int *y, int *x)
@@ -345,7 +345,7 @@ static void draw_hint(struct tui *t, int *y, int *x)
     snprintf(right, sizeof right, "%s", t->preset_name);
     int room = r.w - (int)strlen(right) - 3;
     for (const struct tui_binding *b = tui_keymap; b->key != NULL; b++) {
-        if (b->hint == NULL || !(b->where & where(t)))
+        if (b->hint == NULL || !(b->where & where(t)) || !tui_keymap_holds(b))
             continue;
         int need = (int)(strlen(b->key) + strlen(b->hint)) + 3;
         if (at + need > room)
@@ -401,15 +401,30 @@ static void help_section(struct tui *t, struct grid_rect r, int *row, unsigned p
     for (const struct tui_binding *b = tui_keymap; b->key != NULL; b++) {
         if (b->where != places || b->help == NULL)
             continue;
-        char keys[64];
-        snprintf(keys, sizeof keys, "%s", b->key);
-        for (const struct tui_binding *c = b + 1; c->key != NULL && c->help == NULL && c->where == b->where; c++)
-            if (strlen(keys) + strlen(c->key) + 2 < 18)
-                snprintf(keys + strlen(keys), sizeof keys - strlen(keys), " %s", c->key);
+        char keys[64] = "";
+        for (const struct tui_binding *c = b; c->key != NULL && (c == b || c->help == NULL) && c->where == b->where; c++)
+            if (tui_keymap_holds(c) && strlen(keys) + strlen(c->key) + 2 < 18)
+                snprintf(keys + strlen(keys), sizeof keys - strlen(keys), "%s%s", keys[0] != '\0' ? " " : "", c->key);
+        if (keys[0] == '\0')
+            continue;
         if (first)
             help_line(t, r, row, NULL, name);
         first = false;
         help_line(t, r, row, keys, b->help);
+    }
+}
+
+/* What a person or a script has bound. */
+static void help_added(struct tui *t, struct grid_rect r, int *row)
+{
+    const struct tui_binding *b;
+    for (size_t i = 0; (b = tui_keymap_added(i)) != NULL; i++) {
+        char *help = text_one_line(b->help), *line = xasprintf("%s, %s", help, tui_keymap_where(b->where));
+        if (i == 0)
+            help_line(t, r, row, NULL, "bound by you");
+        help_line(t, r, row, b->key, line);
+        free(help);
+        free(line);
     }
 }
 
@@ -418,12 +433,10 @@ static void draw_help(struct tui *t)
 {
     static const unsigned places[] = {TUI_IN_CHAT, TUI_IN_TEXT, TUI_IN_OPS, TUI_IN_PATCHES, TUI_IN_PROMPT, TUI_IN_PANEL, TUI_ANYWHERE, TUI_IN_OVERLAY};
     const size_t n = sizeof places / sizeof places[0];
-    enum tui_overlay overlay = t->overlay;
-    t->overlay = TUI_OVERLAY_NONE;
-    unsigned here = where(t);
-    t->overlay = overlay;
+    unsigned here = tui_context(t, true);
     struct grid_rect r = window(t, 100, 84, "Keys");
     int row = 0;
+    help_added(t, r, &row);
     for (int pass = 0; pass < 2; pass++)
         for (size_t i = 0; i < n; i++) {
             bool special = (places[i] & here) != 0 && places[i] != TUI_ANYWHERE && places[i] != TUI_IN_PANEL;

@@ -12,13 +12,13 @@
 
 /* ---- moving about -------------------------------------------------------------------------------------------------------------------- */
 
-static unsigned context(const struct tui *t)
+unsigned tui_context(const struct tui *t, bool below)
 {
-    static const unsigned panels[TUI_PANELS] = {TUI_IN_CHAT, TUI_IN_RANKS,   TUI_IN_ALLREDUCE, TUI_IN_STEP,
+    static const unsigned panels[TUI_CUSTOM] = {TUI_IN_CHAT, TUI_IN_RANKS,   TUI_IN_ALLREDUCE, TUI_IN_STEP,
                                                 TUI_IN_OPS,  TUI_IN_PATCHES, TUI_IN_LOG};
-    if (t->overlay != TUI_OVERLAY_NONE)
+    if (t->overlay != TUI_OVERLAY_NONE && !below)
         return TUI_IN_OVERLAY;
-    return t->focus == TUI_PROMPT ? TUI_IN_PROMPT : panels[t->focus];
+    return t->focus == TUI_PROMPT ? TUI_IN_PROMPT : t->focus >= TUI_CUSTOM ? TUI_IN_CUSTOM : panels[t->focus];
 }
 
 static void focus(struct tui *t, int panel)
@@ -36,6 +36,10 @@ static void focus(struct tui *t, int panel)
 /* A panel by number. One that is not in this arrangement, or found no room, gets the screen to itself. */
 static void focus_number(struct tui *t, int panel)
 {
+    if (tui_panel_name(panel) == NULL) {
+        tui_say(t, true, "there is no such panel any more");
+        return;
+    }
     focus(t, panel);
     if (!t->layout.shown[panel])
         t->zoom = panel;
@@ -46,7 +50,7 @@ static void next_panel(struct tui *t, int step)
     int at = t->focus == TUI_PROMPT ? (step > 0 ? -1 : TUI_PANELS) : t->focus;
     bool any = t->zoom >= 0;
     for (at += step; at >= 0 && at < TUI_PANELS; at += step) {
-        if (any || t->layout.shown[at]) {
+        if (any ? tui_panel_name(at) != NULL : t->layout.shown[at]) {
             focus(t, at);
             return;
         }
@@ -81,6 +85,8 @@ static void move(struct tui *t, int rows)
         t->overlay_top = t->overlay_top < 0 ? 0 : t->overlay_top > last ? last : t->overlay_top;
     } else if (t->focus == TUI_PROMPT || t->focus == TUI_CHAT || t->focus == TUI_LOG) {
         tui_text_scroll(text_of(t), rows);
+    } else if (t->focus >= TUI_CUSTOM) {
+        t->lists[t->focus].top += rows; /* put in range when it is drawn */
     } else {
         move_list(t, rows);
     }
@@ -280,6 +286,28 @@ static void act_on_screen(struct tui *t, enum tui_action action)
     }
 }
 
+static void add_job(struct tui *t, struct tui_job job)
+{
+    if (t->n_waiting == TUI_MAX_WAITING) {
+        tui_say(t, true, "too many lines wait; this one was dropped");
+        free(job.line);
+        return;
+    }
+    t->waiting[t->n_waiting++] = job;
+}
+
+/* What a person or a script has bound to a key. */
+static void run_binding(struct tui *t, const struct tui_binding *b)
+{
+    struct tui_job job = tui_keymap_job(b);
+    if (t->read_only) {
+        tui_say(t, true, "this console only looks");
+        return;
+    }
+    job.line = job.line != NULL ? xstrdup(job.line) : NULL;
+    add_job(t, job);
+}
+
 static void act(struct tui *t, const struct tui_binding *b)
 {
     switch (b->action) {
@@ -319,6 +347,7 @@ static void act(struct tui *t, const struct tui_binding *b)
     case TUI_DO_SORT: t->order = (t->order + 1) % TUI_OPS_ORDERS; break;
     case TUI_DO_OTHER_IMPL: t->candidate += b->arg; break;
     case TUI_DO_SWAP: swap(t); break;
+    case TUI_DO_LINE: run_binding(t, b); break;
     case TUI_DO_REVERT:
         snprintf(t->action, sizeof t->action, "revert");
         send_action(t, "patch.revert", NULL);
@@ -329,17 +358,6 @@ static void act(struct tui *t, const struct tui_binding *b)
 
 /* ---- the line of input --------------------------------------------------------------------------------------------------------------- */
 
-static void add_line(struct tui *t)
-{
-    char *line = line_take();
-    if (t->n_waiting == TUI_MAX_WAITING) {
-        tui_say(t, true, "too many lines wait; this one was dropped");
-        free(line);
-        return;
-    }
-    t->waiting[t->n_waiting++] = line;
-}
-
 static void type(struct tui *t, const char *bytes, size_t n)
 {
     if (t->overlay == TUI_OVERLAY_MATCHES)
@@ -347,7 +365,7 @@ static void type(struct tui *t, const char *bytes, size_t n)
     t->in_line = true;
     enum line_status s = line_push(bytes, n);
     while (s == LINE_READY) {
-        add_line(t);
+        add_job(t, (struct tui_job){.line = line_take()});
         s = line_push("", 0);
     }
     t->in_line = false;
@@ -404,7 +422,7 @@ void tui_input_key(struct tui *t, const struct tui_key *k)
     if (prefix(t, k))
         return;
     /* Half a key sequence or a search in the history goes on in the line editor. */
-    bool half = context(t) == TUI_IN_PROMPT && line_half_key();
+    bool half = tui_context(t, false) == TUI_IN_PROMPT && line_half_key();
     if (half && k->code == TUI_KEY_ESCAPE) {
         line_escape();
         return;
@@ -415,10 +433,10 @@ void tui_input_key(struct tui *t, const struct tui_key *k)
         type(t, k->bytes, k->n);
         return;
     }
-    const struct tui_binding *b = half ? NULL : tui_keymap_find(context(t), k);
+    const struct tui_binding *b = half ? NULL : tui_keymap_find(tui_context(t, false), k);
     if (b != NULL)
         act(t, b);
-    else if (context(t) == TUI_IN_PROMPT)
+    else if (tui_context(t, false) == TUI_IN_PROMPT)
         type(t, k->bytes, k->n);
     else if (k->code != TUI_KEY_UNKNOWN) {
         char name[24];

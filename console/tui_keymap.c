@@ -87,22 +87,17 @@ const struct tui_binding tui_keymap[] = {
     {0, NULL, TUI_DO_NOTHING, 0, NULL, NULL},
 };
 
-const struct tui_binding *tui_keymap_find(unsigned where, const struct tui_key *k)
-{
-    for (const struct tui_binding *b = tui_keymap; b->key != NULL; b++) {
-        struct tui_key want;
-        if (b->where & where && tui_key_parse(b->key, &want) && want.code == k->code && want.mods == k->mods)
-            return b;
-    }
-    return NULL;
-}
-
 const char *tui_keymap_where(unsigned where)
 {
     switch (where) {
     case TUI_IN_OVERLAY: return "in a window like this";
     case TUI_IN_CHAT: return "in Chat";
     case TUI_IN_TEXT: return "in Chat and Log";
+    case TUI_IN_LOG: return "in Log";
+    case TUI_IN_RANKS: return "in Ranks";
+    case TUI_IN_ALLREDUCE: return "in All-reduce";
+    case TUI_IN_STEP: return "in Step";
+    case TUI_IN_CUSTOM: return "in panels of scripts";
     case TUI_IN_OPS: return "in Ops";
     case TUI_IN_PATCHES: return "in Patches";
     case TUI_IN_PANEL: return "in every panel";

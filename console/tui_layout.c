@@ -2,11 +2,32 @@
 
 #include "console/tui_layout.h"
 
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
-const char *const tui_panel_names[TUI_PANELS] = {"chat", "ranks", "allreduce", "step", "ops", "patches", "log"};
-const char *const tui_panel_titles[TUI_PANELS] = {"Chat", "Ranks", "All-reduce", "Step", "Ops", "Patches", "Log"};
+static const struct {
+    const char *name, *title;
+} s_names[TUI_CUSTOM] = {{"chat", "Chat"}, {"ranks", "Ranks"},     {"allreduce", "All-reduce"}, {"step", "Step"},
+                         {"ops", "Ops"},   {"patches", "Patches"}, {"log", "Log"}};
+
+const char *tui_panel_name(int panel)
+{
+    return panel < TUI_CUSTOM ? s_names[panel].name : tui_custom_name(panel - TUI_CUSTOM);
+}
+
+const char *tui_panel_title(int panel)
+{
+    return panel < TUI_CUSTOM ? s_names[panel].title : tui_custom_title(panel - TUI_CUSTOM);
+}
+
+int tui_panel_find(const char *name)
+{
+    for (int i = 0; i < TUI_PANELS; i++)
+        if (tui_panel_name(i) != NULL && strcmp(tui_panel_name(i), name) == 0)
+            return i;
+    return -1;
+}
 
 const struct tui_preset tui_presets[] = {
     {"desk", "(chat*3/ranks)*3|(allreduce/step/log)*2", "chat with the ranks below; on a wide screen times beside it"},
@@ -18,15 +39,24 @@ const struct tui_preset tui_presets[] = {
     {NULL, NULL, NULL},
 };
 
-const enum tui_panel tui_layout_drop_order[TUI_PANELS] = {TUI_LOG, TUI_STEP, TUI_ALLREDUCE, TUI_OPS, TUI_PATCHES, TUI_RANKS, TUI_CHAT};
+const enum tui_panel tui_layout_drop_order[TUI_PANELS] = {
+    TUI_LOG,        TUI_STEP,       TUI_ALLREDUCE,  TUI_OPS,        TUI_PATCHES,    TUI_CUSTOM,     TUI_CUSTOM + 1, TUI_CUSTOM + 2,
+    TUI_CUSTOM + 3, TUI_CUSTOM + 4, TUI_CUSTOM + 5, TUI_CUSTOM + 6, TUI_CUSTOM + 7, TUI_RANKS,      TUI_CHAT,
+};
 
 /* Rows and columns inside the frame below which a panel says nothing useful. */
 static const struct {
     int rows, cols;
-} s_least[TUI_PANELS] = {
+} s_least[TUI_CUSTOM + 1] = {
     [TUI_CHAT] = {3, 48}, [TUI_RANKS] = {3, 36},   [TUI_ALLREDUCE] = {5, 40}, [TUI_STEP] = {4, 32},
     [TUI_OPS] = {4, 38},  [TUI_PATCHES] = {4, 34}, [TUI_LOG] = {2, 30},
+    [TUI_CUSTOM] = {3, 24}, /* all of them */
 };
+
+static int least(enum tui_panel p)
+{
+    return p < TUI_CUSTOM ? p : TUI_CUSTOM;
+}
 
 /* ---- arrangements as text ------------------------------------------------------------------------------------------------------------ */
 
@@ -50,8 +80,9 @@ static int parse_level(struct parser *p, enum tui_node_kind kind);
 static int parse_leaf(struct parser *p)
 {
     for (int i = 0; i < TUI_PANELS; i++) {
-        size_t len = strlen(tui_panel_names[i]);
-        if (strncmp(p->at, tui_panel_names[i], len) != 0 || (p->at[len] >= 'a' && p->at[len] <= 'z') || p->seen & 1u << i)
+        const char *name = tui_panel_name(i);
+        size_t len = name != NULL ? strlen(name) : 0;
+        if (len == 0 || strncmp(p->at, name, len) != 0 || isalnum((unsigned char)p->at[len]) || p->at[len] == '-' || p->seen & 1u << i)
             continue;
         p->at += len;
         p->seen |= 1u << i;
@@ -121,7 +152,7 @@ static void print_node(const struct tui_tree *t, int i, bool brackets, struct bu
 {
     const struct tui_node *n = &t->nodes[i];
     if (n->kind == TUI_LEAF) {
-        buf_str(out, tui_panel_names[n->panel]);
+        buf_str(out, tui_panel_name(n->panel) != NULL ? tui_panel_name(n->panel) : "chat");
     } else {
         if (brackets)
             buf_char(out, '(');
@@ -189,10 +220,10 @@ static struct size need(const struct work *k, int i, bool comfortable)
     const struct tui_node *n = &k->tree->nodes[i];
     struct size s = {0, 0};
     if (n->kind == TUI_LEAF) {
-        int rows = s_least[n->panel].rows;
+        int rows = s_least[least(n->panel)].rows;
         if (comfortable && n->panel == TUI_RANKS && k->want_ranks > rows)
             rows = k->want_ranks;
-        return (struct size){rows + (k->out->boxed ? 2 : 1), s_least[n->panel].cols + (k->out->boxed ? 2 : 1)};
+        return (struct size){rows + (k->out->boxed ? 2 : 1), s_least[least(n->panel)].cols + (k->out->boxed ? 2 : 1)};
     }
     for (int c = n->first; c >= 0; c = k->tree->nodes[c].next) {
         if (!present(k, c))

@@ -5,14 +5,16 @@
  *     (chat*3/ranks)*3|(allreduce/step/log)*2
  *
  * "*N" is the share of what is left once everyone has the least it needs. What does not fit is left out in the order of
- * tui_layout_drop_order. No state; any thread. */
+ * tui_layout_drop_order. No state but the names of scripts' panels, which belong to the thread of the user interface. */
 #ifndef RANKSCOPE_CONSOLE_TUI_LAYOUT_H
 #define RANKSCOPE_CONSOLE_TUI_LAYOUT_H
 
 #include "console/buf.h"
 #include "console/grid.h"
+#include "console/tui_custom.h"
 
-enum tui_panel { TUI_CHAT, TUI_RANKS, TUI_ALLREDUCE, TUI_STEP, TUI_OPS, TUI_PATCHES, TUI_LOG, TUI_PANELS };
+/* From TUI_CUSTOM on: panels of scripts, which are there or not. */
+enum tui_panel { TUI_CHAT, TUI_RANKS, TUI_ALLREDUCE, TUI_STEP, TUI_OPS, TUI_PATCHES, TUI_LOG, TUI_CUSTOM, TUI_PANELS = TUI_CUSTOM + TUI_CUSTOMS };
 
 /* The smallest screen that shows anything but a request for more room. */
 #define TUI_MIN_ROWS 15
@@ -20,8 +22,12 @@ enum tui_panel { TUI_CHAT, TUI_RANKS, TUI_ALLREDUCE, TUI_STEP, TUI_OPS, TUI_PATC
 #define TUI_PROMPT_ROWS 3 /* the prompt never has fewer */
 #define TUI_MAX_NODES 32
 
-extern const char *const tui_panel_names[TUI_PANELS];  /* as in arrangements: "chat" */
-extern const char *const tui_panel_titles[TUI_PANELS]; /* for people: "All-reduce" */
+/* As in arrangements ("allreduce"), and for people ("All-reduce"). NULL: a place for a script's panel that is free. */
+const char *tui_panel_name(int panel);
+const char *tui_panel_title(int panel);
+
+/* -1: there is no panel of that name. */
+int tui_panel_find(const char *name);
 
 struct tui_preset {
     const char *name, *spec, *help;

@@ -27,6 +27,7 @@ c_tests = \
 	tests/spec_test \
 	tests/stage_test \
 	tests/template_test \
+	tests/tui_bind_test \
 	tests/tui_test \
 	tests/timing_test \
 	tests/variants_test \
@@ -109,6 +110,7 @@ tests_rankscope_fake_LDADD = $(fake_console_libs)
 tests_console_test_SOURCES = tests/console_test.c $(fake_engine)
 tests_console_test_LDADD = tests/libtap.a $(fake_console_libs)
 tests_pty_LDADD = -lutil
+tests_tui_bind_test_LDADD = tests/libtap.a $(CONSOLE_LIBS) $(JANSSON_LIBS) $(CONSOLE_SYSTEM_LIBS)
 tests_tui_test_LDADD = tests/libtap.a $(CONSOLE_LIBS) $(JANSSON_LIBS) $(CONSOLE_SYSTEM_LIBS)
 
 tests_template_test_LDADD = $(LDADD) $(LUA_LIBS)
@@ -139,6 +141,7 @@ shell_tests = \
 	tests/story_cli.t \
 	tests/triage.t \
 	tests/triage_drills.t \
+	tests/tui_config.t \
 	tests/tui_fuzz.t \
 	tests/tui_screens.t \
 	tests/tui_tmux.t
