@@ -71,6 +71,8 @@ libconsole_a_SOURCES = \
 	console/load_stat.c \
 	console/oneshot.c \
 	console/oneshot.h \
+	console/near.c \
+	console/near.h \
 	console/opt.c \
 	console/opt.h \
 	console/out.c \

@@ -10,6 +10,7 @@
 
 #include "console/cmd.h"
 #include "console/cmd_list.h"
+#include "console/near.h"
 #include "console/script.h"
 #include "console/sig.h"
 #include "console/text.h"
@@ -17,8 +18,14 @@
 /* A first argument that is neither a subcommand nor a file was meant to be a subcommand. */
 static int unknown(const char *word)
 {
-    char *line = text_one_line(word);
-    fprintf(stderr, "rankscope: there is no command '%s' and no file of that name (see rankscope --help)\n", line);
+    char *line = text_one_line(word), hint[80];
+    struct near near;
+    near_init(&near, word, strlen(word));
+    for (size_t i = 0; cmd_table[i] != NULL; i++)
+        if (!cmd_table[i]->hidden)
+            near_try(&near, cmd_table[i]->name);
+    fprintf(stderr, "rankscope: there is no command '%s' and no file of that name%s; see rankscope --help\n", line,
+        near_hint(&near, "", hint, sizeof hint));
     free(line);
     return EXIT_USAGE;
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "console/buf.h"
+#include "console/near.h"
 #include "console/text.h"
 
 static size_t count_rows(const struct opt *const *tables)
@@ -94,7 +95,12 @@ static bool take_long(struct opt_values *v, int argc, char **argv, int *i, char 
     size_t len = strcspn(name, "=");
     struct opt_value *value = by_name(v, name, len);
     if (value == NULL) {
-        snprintf(msg, msg_size, "unknown option --%.*s", (int)len, name);
+        char hint[80];
+        struct near near;
+        near_init(&near, name, len);
+        for (size_t k = 0; k < v->n; k++)
+            near_try(&near, v->values[k].opt->name);
+        snprintf(msg, msg_size, "unknown option --%.*s%s", (int)len, name, near_hint(&near, "--", hint, sizeof hint));
         return false;
     }
     const char *text = name[len] == '=' ? name + len + 1 : NULL;

@@ -9,6 +9,7 @@
 
 #include "console/chat.h"
 #include "console/fail.h"
+#include "console/near.h"
 #include "console/rcmd_list.h"
 #include "console/rcmd_lua.h"
 #include "console/text.h"
@@ -77,18 +78,22 @@ const struct rcmd_entry *rcmd_find(const char *name, struct rs_error *err)
     const struct rcmd_entry *found = NULL;
     struct buf names = {0};
     size_t len = strlen(name), n = 0;
+    char hint[80];
+    struct near near;
+    near_init(&near, name, len);
     for (size_t i = 0; rcmd_table[i] != NULL; i++) {
         if (strcmp(rcmd_table[i]->name, name) == 0) {
             buf_fini(&names);
             return rcmd_table[i];
         }
+        near_try(&near, rcmd_table[i]->name);
         if (len > 0 && strncmp(rcmd_table[i]->name, name, len) == 0) {
             found = rcmd_table[i];
             buf_printf(&names, "%s/%s", n++ > 0 ? ", " : "", found->name);
         }
     }
     if (n == 0)
-        fail_set(err, RS_EUSAGE, "there is no command /%s; /help lists them", name);
+        fail_set(err, RS_EUSAGE, "there is no command /%s%s; /help lists them", name, near_hint(&near, "/", hint, sizeof hint));
     else if (n > 1)
         fail_set(err, RS_EUSAGE, "/%s could be %s", name, names.text);
     buf_fini(&names);

@@ -37,6 +37,8 @@ tap_like "--help of a command" "$out" '^  --raw '
 
 usage "an unknown command" "no command 'foo'" foo
 usage "an unknown option" 'unknown option --foo' chat --foo
+usage "an option that was nearly right" 'unknown option --tmep \(did you mean --temp\?\)' chat --tmep 1
+usage "the name that others have for it" 'unknown option --max-tokens \(did you mean --max\?\)' chat --max-tokens 9
 usage "an unknown short option" 'unknown option -z' chat -z
 usage "an option without its value" '^rankscope chat: --seed wants a value' chat --seed
 usage "a short option without its value" '^rankscope chat: -p wants a value' chat -p
