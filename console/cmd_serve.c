@@ -95,6 +95,7 @@ static void fini(struct http *h)
         http_stop(h);
     close(h->wake_fd);
     pthread_mutex_destroy(&h->lock);
+    http_pieces_close(&h->pieces);
     free(h->key);
     free(h->model);
     free(h->path);
@@ -125,6 +126,8 @@ static enum rs_result serve(struct http *h, const struct opt_values *v, json_t *
         out_printf(h->con->out, OUT_WARN, "no chat template fits this model; /v1/chat/completions will fail: %s\n", err->msg);
         r = RS_OK;
     }
+    if (r == RS_OK)
+        r = http_pieces_open(h->con, &h->pieces, err);
     if (r != RS_OK)
         return r;
     atomic_store(&h->phase, HTTP_READY);

@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "console/http_api.h"
+#include "console/http_logprobs.h"
 #include "console/http_metrics.h"
 
 struct MHD_Connection;
@@ -34,9 +35,12 @@ struct http_choice {
     uint32_t stream;          /* 0: not submitted */
     unsigned tokens;
     bool done;
-    const char *finish;       /* "stop", "length" */
+    char stop[16];            /* why it ended, as the engine calls it */
+    const char *finish;       /* and as clients do: "stop", "length" */
     char *text, *thinking;
+    struct buf echo;          /* the prompt, where it is to stand before the answer */
     uint64_t first_us, last_us;
+    struct http_logprobs logprobs; /* as far as they were asked for */
 };
 
 /* A request of a client. */
@@ -79,6 +83,7 @@ struct http {
     char *path;                  /* of the model file */
     long started;
     struct con *con;             /* the bridge's */
+    struct http_pieces pieces;   /* the bridge's; constant while it runs */
     struct MHD_Daemon *daemon;
     int wake_fd;                 /* eventfd: the inbox holds something */
     _Atomic int phase;           /* enum http_phase */
@@ -135,11 +140,12 @@ enum rs_result http_send(struct http *h, const char *method, const char *args, s
 
 /* ---- http_reply.c: texts; each returns a string that the caller frees ---------------------------------------------------------------------- */
 
-void http_reply_delta(const struct http *h, const struct http_call *q, size_t choice, const char *text, size_t len, bool thinking, bool first,
+/* Log-probabilities that are due go out with these. */
+void http_reply_delta(const struct http *h, struct http_call *q, size_t choice, const char *text, size_t len, bool thinking, bool first,
                       struct buf *out);
-void http_reply_finish(const struct http *h, const struct http_call *q, size_t choice, struct buf *out);
+void http_reply_finish(const struct http *h, struct http_call *q, size_t choice, struct buf *out);
 void http_reply_end(const struct http *h, const struct http_call *q, struct buf *out); /* usage if asked for, [DONE] */
-char *http_reply_whole(const struct http *h, const struct http_call *q);
+char *http_reply_whole(const struct http *h, struct http_call *q);
 char *http_reply_models(const struct http *h);
 
 #endif

@@ -151,17 +151,30 @@ static void refuse(struct reader *r)
         if (v != NULL && !text && !empty && !(json_is_string(v) && json_string_length(v) == 0))
             wrong(r, absent[i], "is not supported by this server");
     }
-    if (read_bool(r, "echo", false))
-        wrong(r, "echo", "is not supported by this server");
     if (read_int(r, "best_of", 1, API_MAX_CHOICES, 1) != 1)
         wrong(r, "best_of", "is not supported by this server");
     if (read_int(r, "min_tokens", 0, 1 << 24, 0) != 0)
         wrong(r, "min_tokens", "is not supported by this server; ignore_eos makes all max_tokens");
-    const json_t *lp = member(r, "logprobs");
-    if (lp != NULL && !json_is_false(lp))
-        wrong(r, "logprobs", "is not supported by this server");
-    if (member(r, "top_logprobs") != NULL && read_int(r, "top_logprobs", 0, 20, 0) != 0)
-        wrong(r, "top_logprobs", "is not supported by this server");
+}
+
+/* A chat says whether and how many in two fields, a completion in one. */
+static void read_logprobs(struct reader *r, struct api_request *q)
+{
+    q->logprobs = -1;
+    if (q->kind == API_CHAT) {
+        bool on = read_bool(r, "logprobs", false);
+        long top = read_int(r, "top_logprobs", 0, API_MAX_LOGPROBS, 0);
+        if (top > 0 && !on)
+            wrong(r, "top_logprobs", "needs logprobs to be true");
+        q->logprobs = on ? (int)top : -1;
+    } else {
+        q->logprobs = (int)read_int(r, "logprobs", 0, API_MAX_LOGPROBS, -1);
+        q->echo = read_bool(r, "echo", false);
+        if (q->echo && q->logprobs >= 0)
+            wrong(r, "echo", "cannot be had together with logprobs: there are none of the prompt");
+    }
+    if (q->logprobs >= 0)
+        json_object_set_new(q->submit, "logprobs", json_integer(q->logprobs));
 }
 
 static void read_sampling(struct reader *r, struct api_request *q)
@@ -307,6 +320,7 @@ static void read_generation(struct reader *r, struct api_request *q)
     q->n = read_int(r, "n", 1, API_MAX_CHOICES, 1);
     refuse(r);
     read_sampling(r, q);
+    read_logprobs(r, q);
     read_stream(r, q);
     if (q->kind == API_CHAT) {
         read_messages(r, q);
@@ -342,7 +356,7 @@ bool api_parse(enum api_kind kind, const char *body, size_t len, struct api_requ
     json_error_t je;
     json_t *root = json_loadb(body, len, 0, &je);
     struct reader r = {.body = root, .e = e};
-    *out = (struct api_request){.kind = kind, .n = 1};
+    *out = (struct api_request){.kind = kind, .n = 1, .logprobs = -1};
     if (!json_is_object(root)) {
         char *what = text_one_line(root == NULL ? je.text : "it is not an object");
         api_error_set(e, 400, "invalid_request_error", NULL, NULL, "the body is no JSON object: %s", what);

@@ -12,7 +12,7 @@
 #include "console/buf.h"
 #include "console/con.h"
 
-enum { API_MAX_CHOICES = 64, API_MAX_STOPS = 16 };
+enum { API_MAX_CHOICES = 64, API_MAX_STOPS = 16, API_MAX_LOGPROBS = 20 };
 
 enum api_kind { API_CHAT, API_COMPLETION, API_TOKENIZE, API_DETOKENIZE };
 
@@ -29,6 +29,8 @@ struct api_request {
     enum api_kind kind;
     bool stream, usage, usage_each;   /* SSE; a last chunk with the usage; usage in every chunk */
     long n;                           /* answers to each prompt */
+    int logprobs;                     /* -1: none; else how many of the likeliest tokens beside each */
+    bool echo;                        /* completion: the prompt first */
     enum con_think think;
     char *model;                      /* as the client named it; NULL: it did not */
     json_t *submit;                   /* arguments of method "submit" but for the prompt */

@@ -87,9 +87,11 @@ void http_call_fail(struct http *h, struct http_call *q)
 static void begin_stream(struct http *h, struct http_call *q)
 {
     struct buf b = {0};
-    if (q->route == HTTP_CHAT)
-        for (size_t i = 0; i < q->n_choices; i++)
-            http_reply_delta(h, q, i, "", 0, false, true, &b);
+    for (size_t i = 0; i < q->n_choices; i++) {
+        struct buf *echo = &q->choices[i].echo;
+        if (q->route == HTTP_CHAT || echo->len > 0)
+            http_reply_delta(h, q, i, echo->len > 0 ? echo->text : "", echo->len, false, true, &b);
+    }
     pthread_mutex_lock(&h->lock);
     q->answered = q->sse = true;
     q->status = 200;
@@ -168,6 +170,19 @@ static enum rs_result submit_args(struct http *h, struct http_call *q, size_t i,
     return *text != NULL ? RS_OK : RS_ENOMEM;
 }
 
+static void put_prompt(const struct http *h, const json_t *prompt, struct buf *to)
+{
+    if (json_is_string(prompt)) {
+        buf_add(to, json_string_value(prompt), json_string_length(prompt));
+        return;
+    }
+    for (size_t i = 0; i < json_array_size(prompt); i++) {
+        size_t len;
+        const char *text = http_piece(&h->pieces, json_integer_value(json_array_get(prompt, i)), &len);
+        buf_add(to, text, len);
+    }
+}
+
 static enum rs_result begin_generation(struct http *h, struct http_call *q, struct rs_error *err)
 {
     json_t *rendered = NULL;
@@ -179,6 +194,8 @@ static enum rs_result begin_generation(struct http *h, struct http_call *q, stru
     for (size_t i = 0; i < q->n_choices && r == RS_OK; i++) {
         char *args = NULL;
         q->choices[i].call = q;
+        if (q->api.echo)
+            put_prompt(h, json_array_get(q->api.prompts, i / (size_t)q->api.n), &q->choices[i].echo);
         r = submit_args(h, q, i, rendered, thinking, &args);
         if (r == RS_OK)
             r = http_send(h, "submit", args, q, i, err);
@@ -346,6 +363,8 @@ void http_call_token(struct http *h, const struct rs_event *ev)
         return;
     struct http_call *q = c->call;
     struct buf b = {0};
+    if (q->api.logprobs >= 0)
+        http_logprobs_add(&c->logprobs, q->api.logprobs, ev);
     if (ev->token >= 0) {
         c->tokens++;
         q->out_tokens++;
@@ -379,6 +398,7 @@ void http_call_done(struct http *h, const struct rs_event *ev)
     forget(h, c);
     c->done = true;
     q->n_done++;
+    snprintf(c->stop, sizeof c->stop, "%s", stop);
     c->finish = strcmp(stop, "length") == 0 ? "length" : "stop";
     c->text = xstrdup(js_str(json, "text", ""));
     c->thinking = xstrdup(js_str(json, "thinking", ""));

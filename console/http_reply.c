@@ -31,6 +31,17 @@ static json_t *frame(const struct http *h, const struct http_call *q, bool chunk
     return o;
 }
 
+/* What is due of a choice's log-probabilities; last: the answer has ended. */
+static json_t *logprobs(const struct http *h, struct http_call *q, size_t choice, bool last)
+{
+    struct http_choice *c = &q->choices[choice];
+    size_t limit = last && strcmp(c->stop, "stop") == 0 ? strlen(c->text) : SIZE_MAX; /* a stop string took its tokens with it */
+    if (q->api.logprobs < 0)
+        return json_null();
+    return q->route == HTTP_CHAT ? http_logprobs_chat(&c->logprobs, q->api.logprobs, &h->pieces, last, limit)
+                                 : http_logprobs_completion(&c->logprobs, q->api.logprobs, &h->pieces, last, limit);
+}
+
 static void put_event(json_t *o, struct buf *out)
 {
     char *text = js_dump(o, JSON_COMPACT);
@@ -49,7 +60,7 @@ static json_t *chunk(const struct http *h, const struct http_call *q, json_t *ch
     return o;
 }
 
-void http_reply_delta(const struct http *h, const struct http_call *q, size_t choice, const char *text, size_t len, bool thinking, bool first,
+void http_reply_delta(const struct http *h, struct http_call *q, size_t choice, const char *text, size_t len, bool thinking, bool first,
                       struct buf *out)
 {
     json_t *c = json_pack("{s:I, s:n}", "index", (json_int_t)choice, "finish_reason");
@@ -62,13 +73,16 @@ void http_reply_delta(const struct http *h, const struct http_call *q, size_t ch
     } else {
         json_object_set_new(c, "text", js_text(text, len));
     }
-    json_object_set_new(c, "logprobs", json_null());
+    json_object_set_new(c, "logprobs", first ? json_null() : logprobs(h, q, choice, false));
     put_event(chunk(h, q, c), out);
 }
 
-void http_reply_finish(const struct http *h, const struct http_call *q, size_t choice, struct buf *out)
+void http_reply_finish(const struct http *h, struct http_call *q, size_t choice, struct buf *out)
 {
-    json_t *c = json_pack("{s:I, s:s, s:n}", "index", (json_int_t)choice, "finish_reason", q->choices[choice].finish, "logprobs");
+    struct http_choice *x = &q->choices[choice];
+    bool more = x->logprobs.text.next < x->logprobs.text.n || x->logprobs.thought.next < x->logprobs.thought.n;
+    json_t *c = json_pack("{s:I, s:s, s:o}", "index", (json_int_t)choice, "finish_reason", x->finish, "logprobs",
+                          more ? logprobs(h, q, choice, true) : json_null());
     if (q->route == HTTP_CHAT)
         json_object_set_new(c, "delta", json_object());
     else
@@ -86,12 +100,13 @@ void http_reply_end(const struct http *h, const struct http_call *q, struct buf 
     buf_str(out, "data: [DONE]\n\n");
 }
 
-static json_t *whole_choice(const struct http_call *q, size_t i)
+static json_t *whole_choice(const struct http *h, struct http_call *q, size_t i)
 {
-    const struct http_choice *c = &q->choices[i];
-    json_t *o = json_pack("{s:I, s:s, s:n}", "index", (json_int_t)i, "finish_reason", c->finish, "logprobs");
+    struct http_choice *c = &q->choices[i];
+    json_t *o = json_pack("{s:I, s:s, s:o}", "index", (json_int_t)i, "finish_reason", c->finish, "logprobs", logprobs(h, q, i, true));
     if (q->route == HTTP_COMPLETION) {
-        json_object_set_new(o, "text", js_text(c->text, strlen(c->text)));
+        buf_str(&c->echo, c->text);
+        json_object_set_new(o, "text", js_text(c->echo.text, c->echo.len));
         return o;
     }
     json_t *m = json_object();
@@ -103,11 +118,11 @@ static json_t *whole_choice(const struct http_call *q, size_t i)
     return o;
 }
 
-char *http_reply_whole(const struct http *h, const struct http_call *q)
+char *http_reply_whole(const struct http *h, struct http_call *q)
 {
     json_t *choices = json_array();
     for (size_t i = 0; i < q->n_choices; i++)
-        json_array_append_new(choices, whole_choice(q, i));
+        json_array_append_new(choices, whole_choice(h, q, i));
     json_t *o = frame(h, q, false, choices);
     json_object_set_new(o, "usage", usage(q));
     char *text = js_dump(o, JSON_COMPACT);

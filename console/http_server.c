@@ -88,6 +88,8 @@ void http_unref(struct http *h, struct http_call *q)
     for (size_t i = 0; i < q->n_choices; i++) {
         free(q->choices[i].text);
         free(q->choices[i].thinking);
+        buf_fini(&q->choices[i].echo);
+        http_logprobs_fini(&q->choices[i].logprobs);
     }
     for (size_t i = 0; i < sizeof q->parts / sizeof q->parts[0]; i++)
         free(q->parts[i]);

@@ -52,6 +52,8 @@ libconsole_a_SOURCES = \
 	console/http_api.h \
 	console/http_bridge.c \
 	console/http_call.c \
+	console/http_logprobs.c \
+	console/http_logprobs.h \
 	console/http_metrics.c \
 	console/http_metrics.h \
 	console/http_reply.c \

@@ -49,7 +49,7 @@ bool brk_allows(const char *method)
 {
     static const char *const FINE[] = {
         "hello", "info", "ping", "stop", "stats", "allreduce", "ledger", "program", "health", "audit", "patch.list", "probe.list", "probe.read", "watch.list",
-        "break.add", "break.del", "break.list", "where", "step", "next", "continue", "tensor.read", "tensor.write", "cancel", "stream.get", "encode", "decode",
+        "break.add", "break.del", "break.list", "where", "step", "next", "continue", "tensor.read", "tensor.write", "cancel", "stream.get", "encode", "decode", "pieces",
         "session.new", "session.put", "session.get", "session.list", "hparams.check", "load", "requests",
     };
     for (size_t i = 0; i < sizeof FINE / sizeof FINE[0]; i++)

@@ -302,6 +302,38 @@ static enum rs_result msg_decode(struct engine *e, struct msg *m, struct args *a
     return rc;
 }
 
+/* The bytes of all tokens: for clients that show tokens by number. */
+static enum rs_result msg_pieces(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
+{
+    enum rs_result rc = args_end(a);
+    if (rc == RS_OK)
+        rc = msg_need_model(e, "pieces", err);
+    if (rc != RS_OK)
+        return rc;
+    const struct vocab *v = e->model->vocab;
+    uint32_t n = vocab_size(v), at = 0;
+    size_t len, total = 0;
+    for (uint32_t i = 0; i < n; i++)
+        total += vocab_piece(v, (int32_t)i, &len) != NULL ? len : 0;
+    uint32_t *start = total <= UINT32_MAX ? malloc((n + 1) * sizeof *start + total) : NULL;
+    if (start == NULL)
+        return error_set(err, RS_ENOMEM, "pieces: out of memory for %zu bytes", total);
+    char *bytes = (char *)(start + n + 1);
+    for (uint32_t i = 0; i < n; i++) {
+        const char *p = vocab_piece(v, (int32_t)i, &len);
+        start[i] = at;
+        if (p != NULL) {
+            memcpy(bytes + at, p, len);
+            at += (uint32_t)len;
+        }
+    }
+    start[n] = at;
+    json_object_set_new(m->reply, "n", json_integer(n));
+    m->out = start;
+    m->out_len = (n + 1) * sizeof *start + total;
+    return RS_OK;
+}
+
 static enum rs_result forward(struct engine *e, struct msg *m, const int32_t *ids, uint32_t n, int logits, bool layers, struct rs_error *err)
 {
     const struct hparams *hp = &e->model->hp;
@@ -357,5 +389,5 @@ static enum rs_result msg_forward(struct engine *e, struct msg *m, struct args *
 
 const struct msg_method MSG_GEN[] = {
     {"submit", true, msg_submit}, {"cancel", true, msg_cancel}, {"stream.get", false, msg_stream_get}, {"encode", false, msg_encode},
-    {"decode", false, msg_decode}, {"forward", true, msg_forward}, {NULL, false, NULL},
+    {"decode", false, msg_decode}, {"pieces", false, msg_pieces}, {"forward", true, msg_forward}, {NULL, false, NULL},
 };

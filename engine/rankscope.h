@@ -75,7 +75,8 @@ void rs_engine_close(struct rs_engine *e);
 
 enum rs_event_type {
     RS_EVENT_REPLY,    /* answer to a request: id, status, json (result, or {"error":...}), blob */
-    RS_EVENT_TOKEN,    /* one token of a stream: id (stream), token, flags, text (whole UTF-8 characters that became ready; may be empty) */
+    RS_EVENT_TOKEN,    /* one token of a stream: id (stream), token, flags, text (whole UTF-8 characters that became ready; may be empty); if
+                        * log-probabilities were asked for, blob: pairs of int32_t id and float, its own and then those of the likeliest */
     RS_EVENT_DONE,     /* a stream ended: id, json {"stop","prompt_tokens","tokens","prompt_ms","decode_ms","tok_per_s",...} */
     RS_EVENT_PROGRESS, /* long work: id (request), json {"what","done","total","bytes_per_s","seconds_left"} */
     RS_EVENT_STATE,    /* something that a status line shows has changed: json, the same object as method "info" returns under "state" */

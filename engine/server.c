@@ -155,13 +155,14 @@ static void push(struct client *c, const struct wire_head *h, const void *text, 
     put(c, blob, h->blob_len);
 }
 
-void server_token(struct server *s, uint32_t subscribers, uint32_t stream, int32_t token, uint32_t flags, const char *text, size_t len)
+void server_token(struct server *s, uint32_t subscribers, uint32_t stream, int32_t token, uint32_t flags, const char *text, size_t len,
+                  const void *blob, size_t blob_len)
 {
-    struct wire_head h = {.magic = WIRE_MAGIC, .type = RS_EVENT_TOKEN, .id = stream, .text_len = (uint32_t)len, .token = token, .flags = flags,
+    struct wire_head h = {.magic = WIRE_MAGIC, .type = RS_EVENT_TOKEN, .id = stream, .text_len = (uint32_t)len, .blob_len = (uint32_t)blob_len, .token = token, .flags = flags,
                           .time_us = server_now_us()};
     for (int i = 0; i < SERVER_MAX_CLIENTS; i++)
         if (subscribers >> i & 1)
-            push(&s->c[i], &h, text, NULL, false);
+            push(&s->c[i], &h, text, blob, false);
 }
 
 static struct wire_head event_head(enum rs_event_type type, enum rs_result status, uint32_t id, const char *json, size_t blob_len)

@@ -26,7 +26,8 @@ void server_poll(struct server *s, int timeout_ms);
 void server_flush(struct server *s);
 
 /* Queue a token for every client in `subscribers`. Allocates nothing. */
-void server_token(struct server *s, uint32_t subscribers, uint32_t stream, int32_t token, uint32_t flags, const char *text, size_t len);
+void server_token(struct server *s, uint32_t subscribers, uint32_t stream, int32_t token, uint32_t flags, const char *text, size_t len,
+                  const void *blob, size_t blob_len);
 /* Queue an event with a JSON text for one client slot (-1: all). Not during a step. */
 void server_event(struct server *s, int slot, enum rs_event_type type, enum rs_result status, uint32_t id, const char *json, const void *blob, size_t blob_len);
 void server_event_mask(struct server *s, uint32_t mask, enum rs_event_type type, uint32_t id, const char *json);

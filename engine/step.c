@@ -169,10 +169,10 @@ static void emit_rest(struct engine *e, struct seq *s)
         memcpy(dst + *len, tail, n);
         *len += n;
         if (s->thinking)
-            server_token(e->server, s->subscribers, s->id, -1, RS_TOKEN_THINKING, tail, n);
+            server_token(e->server, s->subscribers, s->id, -1, RS_TOKEN_THINKING, tail, n, NULL, 0);
     }
     if (s->n_text > s->n_sent) { /* held back for a stop string that did not come */
-        server_token(e->server, s->subscribers, s->id, -1, 0, s->text + s->n_sent, s->n_text - s->n_sent);
+        server_token(e->server, s->subscribers, s->id, -1, 0, s->text + s->n_sent, s->n_text - s->n_sent, NULL, 0);
         s->n_sent = s->n_text;
     }
 }
@@ -220,6 +220,13 @@ static size_t find_stop(const struct seq *s, size_t from)
     return best;
 }
 
+/* The token that was appended last, with its log-probabilities if they are kept. */
+static void send_token(struct engine *e, const struct seq *s, int32_t id, uint32_t flags, const char *text, size_t len)
+{
+    const struct seq_logprob *p = s->n_logprobs != 0 ? s->logprobs + (size_t)(s->n_out - 1) * s->n_logprobs : NULL;
+    server_token(e->server, s->subscribers, s->id, id, flags, text, len, p, s->n_logprobs * sizeof *p);
+}
+
 /* Append a token's text and pass on what may be shown. Returns the reason to stop, or SEQ_STOP_NONE. Allocates nothing. */
 static enum seq_stop deliver(struct engine *e, struct seq *s, int32_t id)
 {
@@ -230,12 +237,12 @@ static enum seq_stop deliver(struct engine *e, struct seq *s, int32_t id)
     size_t cap = sizeof buf;
     if (special && piece != NULL && plen == 8 && memcmp(piece, "</think>", 8) == 0 && s->thinking) {
         s->thinking = false;
-        server_token(e->server, s->subscribers, s->id, id, RS_TOKEN_SPECIAL, "", 0);
+        send_token(e, s, id, RS_TOKEN_SPECIAL, "", 0);
         return SEQ_STOP_NONE;
     }
     if (!special && s->thinking && plen == 8 && memcmp(piece, "</think>", 8) == 0) {
         s->thinking = false; /* a user-defined token in some files */
-        server_token(e->server, s->subscribers, s->id, id, RS_TOKEN_SPECIAL, "", 0);
+        send_token(e, s, id, RS_TOKEN_SPECIAL, "", 0);
         return SEQ_STOP_NONE;
     }
     size_t n = vocab_stream_put(e->model->vocab, &s->stream, id, s->special, buf, cap);
@@ -247,7 +254,7 @@ static enum seq_stop deliver(struct engine *e, struct seq *s, int32_t id)
         n = n < s->text_cap - s->n_thought ? n : s->text_cap - s->n_thought;
         memcpy(s->thought + s->n_thought, buf, n);
         s->n_thought += n;
-        server_token(e->server, s->subscribers, s->id, id, flags | RS_TOKEN_THINKING, buf, n);
+        send_token(e, s, id, flags | RS_TOKEN_THINKING, buf, n);
         return SEQ_STOP_NONE;
     }
     size_t before = s->n_text;
@@ -263,7 +270,7 @@ static enum seq_stop deliver(struct engine *e, struct seq *s, int32_t id)
     size_t show = hit != SIZE_MAX ? s->n_text : s->n_text - could_be_stop(s);
     if (show < s->n_sent)
         show = s->n_sent;
-    server_token(e->server, s->subscribers, s->id, id, flags, s->text + s->n_sent, show - s->n_sent);
+    send_token(e, s, id, flags, s->text + s->n_sent, show - s->n_sent);
     s->n_sent = show;
     return hit != SIZE_MAX ? SEQ_STOP_STRING : SEQ_STOP_NONE;
 }

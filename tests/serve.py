@@ -5,6 +5,7 @@ Only the standard library is needed; curl, promtool and the openai package are u
 import concurrent.futures
 import http.client
 import json
+import math
 import os
 import random
 import re
@@ -165,6 +166,73 @@ def test_sampling(s):
     ok(status == 200, "other settings are taken, unknown fields passed over", got)
 
 
+def completion(s, **body):
+    return s.post("/v1/completions", {"prompt": "The capital of Japan is", "temperature": 0, "max_tokens": 12, "ignore_eos": True, **body})
+
+
+def completion_stream(s, **body):
+    """The joined text of a stream of one choice, and its log-probabilities put together."""
+    data = s.request("POST", "/v1/completions", {"prompt": "The capital of Japan is", "temperature": 0, "max_tokens": 12, "ignore_eos": True,
+                                                 "stream": True, **body})[1].decode()
+    choices = [c for e in data.split("\n\n")[:-2] for c in json.loads(e[6:])["choices"]]
+    lists = [c["logprobs"] for c in choices if c["logprobs"]]
+    return "".join(c["text"] for c in choices), {k: sum((part[k] for part in lists), []) for k in (lists[0] if lists else {})}
+
+
+def sane(entry, top):
+    """One token of a chat's log-probabilities, chosen greedily."""
+    t = entry["top_logprobs"]
+    return len(t) == top and t == sorted(t, key=lambda x: -x["logprob"]) and sum(math.exp(x["logprob"]) for x in t) < 1.0001 and \
+        (top == 0 or (t[0]["token"], t[0]["logprob"]) == (entry["token"], entry["logprob"])) and \
+        bytes(entry["bytes"]).decode(errors="replace") == entry["token"] and entry["logprob"] <= 0
+
+
+def test_logprobs(s):
+    whole = s.chat(logprobs=True, top_logprobs=3)[1]["choices"][0]
+    got = whole["logprobs"]
+    ok("".join(x["token"] for x in got["content"]) == whole["message"]["content"] and got["refusal"] is None and
+       "".join(x["token"] for x in got["reasoning_content"]) == whole["message"]["reasoning_content"], "logprobs of a chat: one entry for each token of the text",
+       whole)
+    ok(all(sane(x, 3) for x in got["content"] + got["reasoning_content"]), "with bytes, and the likeliest three beside it, in order", got["content"][:2])
+    parts = [c["logprobs"] for e in read_stream(s, logprobs=True, top_logprobs=3) for c in e["choices"] if c["logprobs"]]
+    ok([x for p in parts for x in p["content"]] == got["content"] and [x for p in parts for x in p.get("reasoning_content", [])] == got["reasoning_content"]
+       and len(parts) > 5, "a stream has the same, chunk by chunk", parts[:2])
+    ok(all(sane(x, 0) for x in s.chat(logprobs=True)[1]["choices"][0]["logprobs"]["content"]), "without top_logprobs the list is empty")
+    ok(s.chat(logprobs=False)[1]["choices"][0]["logprobs"] is None and s.chat()[1]["choices"][0]["logprobs"] is None, "unless asked for there are none")
+
+    whole = completion(s, logprobs=2)[1]["choices"][0]
+    got = whole["logprobs"]
+    at = [len("".join(got["tokens"][:i])) for i in range(len(got["tokens"]))]
+    ok("".join(got["tokens"]) == whole["text"] and got["text_offset"] == at and len(at) > 5, "logprobs of a completion: tokens and where they begin", whole)
+    ok(all(len(t) == 2 and t[k] == v == max(t.values()) <= 0 for k, v, t in zip(got["tokens"], got["token_logprobs"], got["top_logprobs"])),
+       "the token is among the likeliest", got)
+    ok(completion_stream(s, logprobs=2) == (whole["text"], got), "a stream has the same", completion_stream(s, logprobs=2))
+    hot = completion(s, logprobs=1, temperature=2, seed=3, n=2)[1]["choices"]
+    ok(all(k in t and v == t[k] and len(t) <= 2 for c in hot for k, v, t in zip(c["logprobs"]["tokens"], c["logprobs"]["token_logprobs"], c["logprobs"]["top_logprobs"]))
+       and hot[0]["text"] != hot[1]["text"], "an unlikely one stands beside the likeliest; of n answers each has its own", hot)
+    cut = completion(s, logprobs=0, max_tokens=40, stop=[whole["text"][5:8]])[1]["choices"][0]
+    joined, tokens = "".join(cut["logprobs"]["tokens"]), cut["logprobs"]["tokens"]
+    ok(cut["text"] == whole["text"][:5] and joined.startswith(cut["text"]) and len(joined) - len(tokens[-1]) < len(cut["text"]),
+       "a stop string takes its tokens with it", cut)
+    ok(completion_stream(s, logprobs=0, max_tokens=40, stop=[whole["text"][5:8]]) == (cut["text"], cut["logprobs"]), "in a stream too", cut)
+    half = s.post("/tokenize", {"prompt": "\u65e5"})[1]["tokens"]
+    c = completion(s, logprobs=1, logit_bias={str(half[0]): 100}, max_tokens=2)[1]["choices"][0]["logprobs"]
+    ok(len(half) > 1 and c["tokens"][0].startswith("bytes:\\xe6"), "half a character is told by its bytes", (half, c))
+    status, got = completion(s, logprobs=True)
+    ok(status == 400 and got["error"]["param"] == "logprobs", "logprobs of a completion is a number", got)
+
+
+def test_echo(s):
+    plain = completion(s)[1]["choices"][0]["text"]
+    ok(completion(s, echo=True)[1]["choices"][0]["text"] == "The capital of Japan is" + plain, "echo: the prompt stands before the answer")
+    ids = s.post("/tokenize", {"prompt": "The capital of Japan is"})[1]["tokens"]
+    got = [c["text"] for c in completion(s, echo=True, prompt=[ids, ids], n=2)[1]["choices"]]
+    ok(got == ["The capital of Japan is" + plain] * 4, "also where it came as numbers, and before each of several", got)
+    ok(completion_stream(s, echo=True)[0] == "The capital of Japan is" + plain, "and in a stream")
+    status, got = completion(s, echo=True, logprobs=1)
+    ok(status == 400 and got["error"]["param"] == "echo", "together with logprobs it is refused", got)
+
+
 def test_text_stays_text(s):
     def prompt(content):
         return s.chat(messages=[{"role": "user", "content": content}], max_tokens=1)[1]["usage"]["prompt_tokens"]
@@ -183,7 +251,8 @@ def test_errors(s):
         ({"messages": [{"role": "user", "content": 5}]}, "messages"), ({"temperature": "hot"}, "temperature"), ({"temperature": 9}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"), ({"n": 1000}, "n"), ({"stop": [""]}, "stop"), ({"stop": 3}, "stop"),
         ({"stream": "yes"}, "stream"), ({"seed": 1.5}, "seed"), ({"logit_bias": {"x": 1}}, "logit_bias"), ({"tools": [{}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"), ({"logprobs": True}, "logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"), ({"logprobs": 3}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ]
     wrong = []
     for body, param in bad:
@@ -456,7 +525,7 @@ def main():
     scratch = os.environ.get("TEST_SCRATCH", "/tmp")
     s = Server()
     ok(re.match(r"listening on http://127\.0\.0\.1:\d+$", s.said.strip()) is not None, "it says where it listens: this machine only", s.said)
-    for test in (test_answers, test_sampling, test_text_stays_text, test_errors, test_curl, test_openai, test_parallel, test_metrics, test_vanish):
+    for test in (test_answers, test_sampling, test_logprobs, test_echo, test_text_stays_text, test_errors, test_curl, test_openai, test_parallel, test_metrics, test_vanish):
         test(s)
     before = s.rss()
     for test in (test_slow, test_malformed, test_vanish):
