@@ -154,7 +154,7 @@ static void run_probe(const struct exec *x, const struct probe_copy *p)
 static void run_share(struct exec *x, const struct node *n, unsigned worker)
 {
     const struct cpu *c = x->c;
-    if (n->op == NULL) {
+    if (PROBE_BUILT && n->op == NULL) {
         if (n->obs != NULL)
             cpu_probe_run(c, x->step, n->obs, worker);
         else if (worker == 0)
@@ -208,7 +208,7 @@ static uint32_t bind_op(const struct cpu *c, const struct backend_step *s, const
 static uint32_t count_probes(const struct probe_set *ps, uint32_t op, uint32_t *next)
 {
     uint32_t first = *next;
-    while (ps != NULL && *next < ps->n_copies && ps->copies[*next].op == op)
+    while (PROBE_BUILT && ps != NULL && *next < ps->n_copies && ps->copies[*next].op == op)
         ++*next;
     return *next - first;
 }
@@ -217,7 +217,7 @@ static uint32_t count_probes(const struct probe_set *ps, uint32_t op, uint32_t *
 static uint32_t count_obs(const struct probe_set *ps, uint32_t op, bool before, uint32_t *next)
 {
     uint32_t first = *next;
-    while (ps != NULL && *next < ps->n_obs && ps->obs[*next].op == op && ps->obs[*next].before == before)
+    while (PROBE_BUILT && ps != NULL && *next < ps->n_obs && ps->obs[*next].op == op && ps->obs[*next].before == before)
         ++*next;
     return *next - first;
 }
@@ -236,14 +236,14 @@ static void step_eager(struct exec *x, const struct backend_step *s)
     uint32_t next = 0, next_obs = 0;
     for (uint32_t i = 0; i < s->prog->n_ops; i++) {
         struct node n[4];
-        if (s->hook != NULL)
+        if (PROBE_BUILT && s->hook != NULL)
             s->hook(s->hook_arg, &s->prog->ops[i], false);
-        if (s->probes != NULL)
+        if (PROBE_BUILT && s->probes != NULL)
             observe_eager(x, s, i, true, &next_obs);
         run_nodes(x, n, bind_op(x->c, s, &s->prog->ops[i], &s->choices[i], n));
-        if (s->probes != NULL)
+        if (PROBE_BUILT && s->probes != NULL)
             observe_eager(x, s, i, false, &next_obs);
-        if (s->hook != NULL)
+        if (PROBE_BUILT && s->hook != NULL)
             s->hook(s->hook_arg, &s->prog->ops[i], true);
         uint32_t at = next, m = count_probes(s->probes, i, &next);
         for (uint32_t p = 0; p < m; p++)

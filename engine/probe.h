@@ -11,6 +11,13 @@
 
 #include "engine/op.h"
 
+/* -DRS_NO_PROBES leaves the hooks out of the walk and of the step: the build that scripts/bench-probes holds the ordinary one against. */
+#ifdef RS_NO_PROBES
+enum { PROBE_BUILT = 0 };
+#else
+enum { PROBE_BUILT = 1 };
+#endif
+
 /* A copy of a single row of an op's first output: after op `op`, `width` values on `rank` go to dst. */
 struct probe_copy {
     uint16_t op;

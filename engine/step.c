@@ -409,10 +409,10 @@ static enum rs_result run_batch(struct engine *e, const struct probe_set *copies
 {
     struct backend *b = e->rt->backend;
     enum rs_result rc = b->ops->reserve(b, e->batch.max_keys, err);
-    bool decode = true, walk = of_streams && (brk_armed(e) || (!e->graph && observe_may_stop(e)));
+    bool decode = true, walk = PROBE_BUILT && of_streams && (brk_armed(e) || (!e->graph && observe_may_stop(e)));
     for (uint32_t g = 0; g < e->batch.n_segs; g++)
         decode &= e->batch.segs[g].kind == BATCH_GENERATED;
-    struct probe_set *armed = observe_begin(e, !decode), both = armed != NULL ? *armed : (struct probe_set){0};
+    struct probe_set *armed = PROBE_BUILT ? observe_begin(e, !decode) : NULL, both = armed != NULL ? *armed : (struct probe_set){0};
     if (copies != NULL) {
         both.n_copies = copies->n_copies;
         both.copies = copies->copies;
@@ -429,7 +429,7 @@ static enum rs_result run_batch(struct engine *e, const struct probe_set *copies
         e->observe.steps[e->observe.set.slot].step = 0;
         return rc;
     }
-    if (armed != NULL)
+    if (PROBE_BUILT && armed != NULL)
         check_watches(e, walk, of_streams);
     e->steps++;
     e->last_us = *wall_us;

@@ -37,6 +37,7 @@ end
 -- One engine per state: the console's own, or one made in this process when it is first needed.
 local handle
 local generation = 0 -- of the open model: objects of an older one are dead
+local listeners, finished = {}, {} -- by type of event; by stream
 
 local function engine()
   if handle == nil then handle = core.host_engine() or core.local_engine() end
@@ -63,11 +64,9 @@ function rs.connect(name)
   local h = core.connect(name)
   h:call("hello", {protocol = 1, client = "lua", control = true})
   if handle ~= nil then handle:close() end
-  handle = h
+  handle, finished = h, {} -- the ids of streams are the engine's
   generation = generation + 1
 end
-
-local listeners, finished = {}, {}
 
 --- Call fn(event) for every event of a type ("token", "done", "state", "stopped", "log", ...) that a wait comes across.
 ---@param kind string

@@ -2,6 +2,8 @@
 dist_noinst_SCRIPTS += \
 	scripts/bench-peer \
 	scripts/bench_peer.py \
+	scripts/bench-probes \
+	scripts/bench_probes.lua \
 	scripts/bench-transport \
 	scripts/check \
 	scripts/device-check \

@@ -26,6 +26,7 @@ c_tests = \
 	tests/sched_test \
 	tests/spec_test \
 	tests/stage_test \
+	tests/swap_test \
 	tests/template_test \
 	tests/tui_bind_test \
 	tests/tui_test \
@@ -56,7 +57,7 @@ test_helpers = \
 	tests/rankscope-fake
 
 # Speed of the CPU matmul: make bench-kernels
-EXTRA_PROGRAMS += tests/matmul_bench tests/transport_bench tests/tui_record
+EXTRA_PROGRAMS += tests/matmul_bench tests/rankscope-bare tests/transport_bench tests/tui_record
 bench-kernels: tests/matmul_bench
 	tests/matmul_bench
 .PHONY: bench-kernels
@@ -95,6 +96,11 @@ tests_drill_test_CPPFLAGS = $(drill_flags)
 tests_rankscope_drill_SOURCES = console/main.c $(drills)
 tests_rankscope_drill_CPPFLAGS = $(drill_flags)
 tests_rankscope_drill_LDADD = $(rankscope_LDADD)
+tests_swap_test_SOURCES = tests/swap_test.c $(talk)
+# The program without taps, watchpoints and breakpoints, to measure what they cost: scripts/bench-probes.
+tests_rankscope_bare_SOURCES = console/main.c engine/exec.c engine/step.c
+tests_rankscope_bare_CPPFLAGS = $(AM_CPPFLAGS) -DRS_NO_PROBES
+tests_rankscope_bare_LDADD = $(rankscope_LDADD)
 tests_stage_test_SOURCES = tests/stage_test.c $(talk)
 tests_look_test_SOURCES = tests/look_test.c $(talk)
 tests_replay_test_SOURCES = tests/replay_test.c $(talk)

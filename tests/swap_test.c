@@ -1,0 +1,122 @@
+/* A hundred implementations swapped during one long answer at 8 ranks: no token is lost or changed, and the pause at a swap is printed. The swaps are
+ * between implementations that compute the same bits for a generated token, so the answer must be the one without swaps, token for token; that each of
+ * them really took place shows in the ledger. Run it with ThreadSanitizer too. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tests/talk.h"
+#include "tests/tap.h"
+
+#define MODEL "models/tiny-glm5-q4.gguf"
+#define PROMPT "'text':'[gMASK]<sop><|user|>Tell me a story about a cat.<|assistant|></think>','special':true"
+
+enum { TOKENS = 640, EVERY = 6, SWAPS = 100 };
+
+static const struct { const char *slot, *impl, *kind; } SWAP[] = {
+    {"qkv_a", "split", "qkv_a"}, {"mla", "absorbed", "mla"}, {"qkv_a", "fused", "qkv_a"}, {"mla", "auto", "mla"}};
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double quantile(double *v, int n, double q)
+{
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    int at = (int)(q * n);
+    return n == 0 ? 0 : v[at < n ? at : n - 1];
+}
+
+/* Does the ledger say that every op of this kind ran this implementation? */
+static bool ran(struct rs_engine *e, const char *kind, const char *impl)
+{
+    json_t *l = talk(e, "ledger", "{}"), *ops = talk_at(l, "ops");
+    size_t of_kind = 0, good = 0;
+    for (size_t i = 0; i < json_array_size(ops); i++)
+        if (strcmp(talk_str(json_array_get(ops, i), "kind"), kind) == 0) {
+            of_kind++;
+            good += strcmp(talk_str(json_array_get(ops, i), "impl"), impl) == 0;
+        }
+    json_decref(l);
+    return of_kind > 0 && good == of_kind;
+}
+
+static double clock_us(clockid_t id)
+{
+    struct timespec t;
+    clock_gettime(id, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+/* Pauses: for each swap in the journal the time between the tokens around it, less the usual time between two tokens, microseconds. */
+static void print_pauses(struct rs_engine *e, const char *mode, const uint64_t *at, int n, double *took)
+{
+    static double gap[TOKENS], pause[SWAPS];
+    json_t *l = talk(e, "patch.list", "{}"), *journal = talk_at(l, "journal");
+    size_t first = json_array_size(journal) - SWAPS;
+    int n_pauses = 0;
+    double offset = clock_us(CLOCK_REALTIME) - clock_us(CLOCK_MONOTONIC); /* the journal has the time of day, tokens have the engine's clock */
+    for (int i = 1; i < n; i++)
+        gap[i - 1] = (double)(at[i] - at[i - 1]);
+    double usual = quantile(gap, n - 1, 0.5);
+    for (size_t k = first; k < first + SWAPS; k++) {
+        double t = talk_num(json_array_get(journal, k), "time_us") - offset;
+        for (int i = 1; i < n; i++)
+            if ((double)at[i - 1] <= t && t < (double)at[i])
+                pause[n_pauses++] = (double)(at[i] - at[i - 1]) - usual;
+    }
+    json_decref(l);
+    tap_ok(n_pauses > SWAPS * 9 / 10, "%s: %d of %d swaps fell between two tokens of the answer", mode, n_pauses, SWAPS);
+    tap_diag("%s: pause at a swap, beyond the usual %.0f us from token to token: median %.0f us, 90 %% below %.0f us, worst %.0f us; of it the swap itself: median %.0f us, "
+             "worst %.0f us", mode, usual, quantile(pause, n_pauses, 0.5), quantile(pause, n_pauses, 0.9), quantile(pause, n_pauses, 1), quantile(took, SWAPS, 0.5) * 1e3,
+             quantile(took, SWAPS, 1) * 1e3);
+}
+
+static void test_swaps(struct rs_engine *e, const char *mode)
+{
+    static int32_t plain[TOKENS + 8], got[TOKENS + 8];
+    static uint64_t at[TOKENS];
+    static double took[SWAPS];
+    size_t n_plain;
+    int n = 0, swaps = 0, took_place = 0;
+    bool done = false;
+    struct rs_event ev;
+    struct rs_error err;
+    json_decref(talk(e, "set", "{'mode':'%s'}", mode));
+    json_decref(talk_generate(e, PROMPT, TOKENS, plain, TOKENS + 8, &n_plain));
+    json_decref(talk(e, "submit", "{%s,'temp':0,'max_tokens':%d,'ignore_eos':true}", PROMPT, TOKENS));
+    while (!done && rs_next(e, 60000, &ev, &err) == RS_OK && ev.type != RS_EVENT_LOST) {
+        done = ev.type == RS_EVENT_DONE;
+        if (ev.type != RS_EVENT_TOKEN || ev.token < 0)
+            continue;
+        if (n < TOKENS) {
+            got[n] = ev.token;
+            at[n] = ev.time_us;
+        }
+        n++;
+        if (n % EVERY == EVERY / 2 && swaps > took_place) /* half way to the next, so that looking does not lengthen the pause */
+            took_place += ran(e, SWAP[(swaps - 1) % 4].kind, SWAP[(swaps - 1) % 4].impl);
+        if (n % EVERY != 0 || swaps == SWAPS)
+            continue;
+        json_t *r = talk(e, "patch.set", "{'slot':'%s','impl':'%s'}", SWAP[swaps % 4].slot, SWAP[swaps % 4].impl);
+        took[swaps++] = talk_num(r, "took_ms");
+        json_decref(r);
+    }
+    tap_ok(done && n == TOKENS && n_plain == TOKENS, "%s: %d swaps, %d of %d tokens", mode, swaps, n, TOKENS);
+    tap_ok(memcmp(plain, got, sizeof *plain * TOKENS) == 0, "%s: every token is the one without swaps", mode);
+    tap_ok(swaps == SWAPS && took_place == SWAPS, "%s: all of %d swaps ran", mode, took_place);
+    print_pauses(e, mode, at, n < TOKENS ? n : TOKENS, took);
+    json_decref(talk(e, "patch.reset", "{}"));
+}
+
+int main(void)
+{
+    struct rs_engine *e = talk_open(MODEL, "\"ranks\":8");
+    test_swaps(e, "graph");
+    test_swaps(e, "eager");
+    rs_engine_close(e);
+    return tap_done();
+}
