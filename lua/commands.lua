@@ -41,6 +41,21 @@ end
 
 local function book() return notebook.open() end
 
+-- Run fn(state). When it is stopped, the state stays in the notebook, and the same command goes on from it.
+local function resumable(nb, what, fn)
+  local key = what .. " on " .. rs.call("info").model.hash .. " " .. exp.name(rs.state().patches)
+  local state = nb:kept(key)
+  if state then print("going on from where it was stopped") end
+  state = state or {}
+  local finished = false
+  local r = table.pack(core.finally(function()
+    local got = table.pack(fn(state))
+    finished = true
+    return table.unpack(got, 1, got.n)
+  end, function() nb:keep(key, not finished and next(state) and state or nil) end))
+  return table.unpack(r, 1, r.n)
+end
+
 function commands.exp(args)
   local head, tail = question_of(args)
   local factors, repeats = {}, 1
@@ -55,15 +70,17 @@ function commands.exp(args)
   end
   if next(factors) == nil then error("usage: /exp FACTOR=LEVEL,LEVEL... [repeats=N] [: QUESTION; QUESTION...]", 0) end
   local last = rs.now()
-  local r = exp.run{factors = factors, repeats = repeats, prompts = split(tail or QUESTION, ";"), progress = function(done, total, left)
-    if rs.now() - last < 2 then return end
-    last = rs.now()
-    print(("%d of %d arms, %.0f s left"):format(done, total, left))
-  end}
+  local nb <close> = book()
+  local r = resumable(nb, "/exp " .. args, function(state)
+    return exp.run{factors = factors, repeats = repeats, prompts = split(tail or QUESTION, ";"), state = state, progress = function(done, total, left)
+      if rs.now() - last < 2 then return end
+      last = rs.now()
+      print(("%d of %d arms, %.0f s left"):format(done, total, left))
+    end}
+  end)
   print(exp.table(r))
   print(exp.effects_text(r))
   for _, s in ipairs(r.sentences) do print(s) end
-  local nb <close> = book()
   print(("experiment %d in the notebook"):format(nb:experiment(trim(head), r)))
 end
 
@@ -78,7 +95,10 @@ function commands.bisect(args)
     rs.patch.reset()
     return ids()
   end)
-  local found, probes = exp.bisect(patches, function() return ids() ~= good end, function(c, bad) print(("%-60s %s"):format(exp.name(c), bad and "bad" or "good")) end)
+  local nb <close> = book()
+  local found, probes = resumable(nb, "/bisect " .. exp.name(patches) .. " : " .. question, function(known)
+    return exp.bisect(patches, function() return ids() ~= good end, function(c, bad) print(("%-60s %s"):format(exp.name(c), bad and "bad" or "good")) end, known)
+  end)
   if found == nil then print("together they do not change the answer")
   else print(("the smallest set that changes the answer: %s (%d probes)"):format(exp.name(found), probes)) end
 end
@@ -119,7 +139,8 @@ end
 function commands.notebook(args)
   local nb <close> = book()
   local word, rest = args:match("^(%S*)%s*(.*)$")
-  if word == "task" and rest ~= "" then print(("task %d"):format(nb:task(rest)))
+  local text, tie = rest:match("^(.-)%s+for%s+hypothesis%s+(%d+)$")
+  if word == "task" and rest ~= "" then print(("task %d"):format(nb:task(text or rest, text and math.tointeger(tonumber(tie)))))
   elseif word == "done" and tonumber(rest) then nb:task_status(math.tointeger(tonumber(rest)), "done")
   elseif word == "hypothesis" and rest ~= "" then print(("hypothesis %d"):format(nb:hypothesis(rest)))
   elseif word == "resolve" then

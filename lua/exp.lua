@@ -120,13 +120,21 @@ local function answers(config, list)
   return got, tokens / (rs.now() - t0)
 end
 
+-- What a later comparison needs of answers.
+local function short(got)
+  local out = {}
+  for p, a in ipairs(got) do out[p] = {ids = setmetatable(a.ids, rs.core.array_type), text = a.text} end
+  return out
+end
+
 --- Every combination of levels on every prompt, in turns. Options: factors {slot = {levels; the first is the baseline}}, prompts, repeats (1), max_tokens (40),
---- reference (answers that are known to be right), progress = function(done, total, seconds_left).
+--- reference (answers that are known to be right), progress = function(done, total, seconds_left), state (a table that is filled in as arms are done, and that
+--- an experiment which was stopped goes on from; it can be kept as JSON).
 ---@param o table
 ---@return table result arms (config, right, agreement, tok_per_s, spread, verdicts), factors, effects, sentences, seconds
 ---> local r = rs.exp.run{factors = {mla = {"absorbed", "expanded"}}, prompts = {"What is 2 + 2?"}}; print(r.sentences[1])
 function exp.run(o)
-  options("exp.run", o, {"factors", "prompts", "repeats", "max_tokens", "reference", "progress"})
+  options("exp.run", o, {"factors", "prompts", "repeats", "max_tokens", "reference", "progress", "state"})
   want("exp.run", "factors", want("exp.run", "o", o, "table").factors, "table")
   want("exp.run", "prompts", o.prompts, "table")
   for name, levels in pairs(o.factors) do
@@ -137,37 +145,39 @@ function exp.run(o)
   local arms, names = arms_of(o.factors)
   local repeats, list = o.repeats or 1, questions(o.prompts, o)
   local r = {factors = o.factors, names = names, arms = {}, prompts = o.prompts, repeats = repeats}
-  for i, a in ipairs(arms) do r.arms[i] = {config = a, speeds = {}, agreement = 0, right = true, verdicts = {}} end
-  local t0, total = rs.now(), #arms * repeats
+  local state = o.state or {}
+  state.done, state.arms, state.seconds = state.done or 0, state.arms or {}, state.seconds or 0
+  for i, a in ipairs(arms) do
+    state.arms[i] = state.arms[i] or {speeds = {}, agreement = 0, right = true, verdicts = {}, text = ""}
+    r.arms[i] = state.arms[i]
+    r.arms[i].config = a
+  end
+  local t0, total, before = rs.now(), #arms * repeats, state.done
   exp.restoring(function()
-    local reference = o.reference -- answers that are known to be right, one per prompt; else the first arm's
-    local done = 0
-    for round = 1, repeats do
-      for k = 1, #arms do
-        local i = round % 2 == 1 and k or #arms + 1 - k -- interleaved: every other round runs backwards
-        if round == 1 then i = k end
-        local arm = r.arms[i]
-        local got, speed = answers(arm.config, list)
-        if reference == nil then reference = got end
-        arm.speeds[#arm.speeds + 1] = speed
-        for p, a in ipairs(got) do
-          if round == 1 then
-            arm.agreement = arm.agreement + agreement(a, reference[p]) / #got
-            arm.verdicts[p] = a.verdict
-            arm.text = arm.text or a.text
-          end
-          arm.right = arm.right and same(a, reference[p])
+    for at = state.done, total - 1 do
+      local round, k = at // #arms + 1, at % #arms + 1
+      local arm = r.arms[round % 2 == 1 and k or #arms + 1 - k] -- in turns: every other round runs backwards
+      local got, speed = answers(arm.config, list)
+      state.reference = o.reference or state.reference or short(got)
+      table.insert(arm.speeds, speed)
+      for p, a in ipairs(got) do
+        if round == 1 then
+          arm.agreement = arm.agreement + agreement(a, state.reference[p]) / #got
+          arm.verdicts[p] = a.verdict or ""
+          if p == 1 then arm.text = a.text end
         end
-        done = done + 1
-        if o.progress then o.progress(done, total, (rs.now() - t0) / done * (total - done)) end
+        arm.right = arm.right and same(a, state.reference[p])
       end
+      state.done = at + 1
+      if o.progress then o.progress(state.done, total, (rs.now() - t0) / (state.done - before) * (total - state.done)) end
     end
   end)
+  state.seconds = state.seconds + rs.now() - t0
   for _, arm in ipairs(r.arms) do
     table.sort(arm.speeds)
     arm.tok_per_s, arm.spread = median(arm.speeds), arm.speeds[#arm.speeds] - arm.speeds[1]
   end
-  r.seconds = rs.now() - t0
+  r.seconds = state.seconds
   r.effects = exp.effects(r)
   r.sentences = exp.sentences(r)
   return r
@@ -337,13 +347,16 @@ end
 ---@param patches table
 ---@param bad fun(config: table): boolean
 ---@param log? fun(config: table, is_bad: boolean)
+---@param known? table what probes have shown, by name of the configuration; filled in, so that a bisection which was stopped goes on from it
 ---@return table|nil config nil: all together are not bad
 ---@return integer probes
 ---> local c = rs.exp.bisect({slot_order = "file", allreduce = "tree"}, function() return rs.state().patches.slot_order == "file" end); print(rs.exp.name(c))
-function exp.bisect(patches, bad, log)
+function exp.bisect(patches, bad, log, known)
   want("exp.bisect", "patches", patches, "table")
   want("exp.bisect", "bad", bad, "function")
-  local probes, known = 0, {}
+  if known ~= nil then want("exp.bisect", "known", known, "table") end
+  local probes = 0
+  known = known or {}
   local function test(keys)
     local c = {}
     for _, k in ipairs(keys) do c[k] = patches[k] end

@@ -22,6 +22,7 @@ local SCHEMA = {
      made INTEGER NOT NULL)]],
   [[CREATE TABLE IF NOT EXISTS experiment(id INTEGER PRIMARY KEY, name TEXT NOT NULL, result TEXT NOT NULL, sentences TEXT NOT NULL, model TEXT NOT NULL,
      made INTEGER NOT NULL)]],
+  [[CREATE TABLE IF NOT EXISTS unfinished(what TEXT PRIMARY KEY, state TEXT NOT NULL)]],
 }
 
 local function default_path()
@@ -145,11 +146,16 @@ end
 ---@return table[]
 function Notebook:hypotheses() return self.db:run("SELECT * FROM hypothesis ORDER BY id") end
 
---- Record a task, tied to a hypothesis if one is given.
+--- Record a task. Tied to a hypothesis (its id) or an experiment (its name) it changes state with that.
 ---@param text string
----@param hypothesis? integer
+---@param tie? integer|string
 ---@return integer id
-function Notebook:task(text, hypothesis) want("task", "text", text, "string") return insert(self.db, "task", {text = text, hypothesis = hypothesis, made = os.time()}) end
+function Notebook:task(text, tie)
+  want("task", "text", text, "string")
+  if tie ~= nil and math.type(tie) ~= "integer" and type(tie) ~= "string" then error("task: tie: a hypothesis' id or an experiment's name expected", 2) end
+  local by_name = type(tie) == "string"
+  return insert(self.db, "task", {text = text, hypothesis = not by_name and tie or nil, experiment = by_name and tie or nil, made = os.time()})
+end
 local TASK = {open = true, ["in progress"] = true, done = true, superseded = true}
 --- Set a task's state: open, in progress, done or superseded.
 ---@param id integer
@@ -169,11 +175,29 @@ function Notebook:tasks() return self.db:run("SELECT * FROM task ORDER BY id") e
 function Notebook:experiment(name, r)
   want("experiment", "name", name, "string")
   want("experiment", "r", r, "table")
+  self.db:run("UPDATE task SET status = 'done' WHERE experiment = ?", name)
   return insert(self.db, "experiment", {name = name, result = exp.table(r), sentences = table.concat(r.sentences, "\n"), model = model_hash(), made = os.time()})
 end
 --- All experiments.
 ---@return table[]
 function Notebook:experiments() return self.db:run("SELECT * FROM experiment ORDER BY id") end
+
+--- Keep a table of what was stopped, to go on from; nil forgets it.
+---@param what string
+---@param state? table
+function Notebook:keep(what, state)
+  want("keep", "what", what, "string")
+  if state == nil then self.db:run("DELETE FROM unfinished WHERE what = ?", what)
+  else self.db:run("INSERT OR REPLACE INTO unfinished(what, state) VALUES(?, ?)", what, core.json_encode(want("keep", "state", state, "table"))) end
+end
+
+--- What was kept, or nil.
+---@param what string
+---@return table|nil
+function Notebook:kept(what)
+  local rows = self.db:run("SELECT state FROM unfinished WHERE what = ?", want("kept", "what", what, "string"))
+  return rows[1] and core.json_decode(rows[1].state) or nil
+end
 
 --- Everything as Markdown.
 ---@return string

@@ -77,6 +77,30 @@ says "and keeps it" "experiment 1 in the notebook"
 says "/bisect finds the patch" "the smallest set that changes the answer: slot_order=file"
 says "and what was set is as before" "{}"
 
+# An experiment that is stopped half way goes on from there.
+cat >"$TEST_SCRATCH/stop.lua" <<'X'
+local exp = rs.exp
+rs.model.open{ranks = 2}
+local state, n = {}, 0
+local o = {factors = {mla = {"absorbed", "expanded"}, mode = {"eager", "graph"}}, prompts = {"What is 2 + 2?"}, repeats = 2, state = state}
+o.progress = function(done) n = n + 1; if done == 3 then error("stopped") end end
+assert(not pcall(exp.run, o))
+state = rs.core.json_decode(rs.core.json_encode(state))
+assert(state.done == 3, state.done)
+o.state = state
+local r = exp.run(o)
+print("arms " .. n, #r.arms, #r.arms[1].speeds, r.arms[1].right, #r.sentences > 0)
+local known, probes = {}, 0
+local function bad() probes = probes + 1; if probes == 3 then error("stopped") end return rs.state().patches.slot_order == "file" end
+local set = {slot_order = "file", allreduce = "tree", matmul = "f32", mla = "expanded"}
+assert(not pcall(exp.bisect, set, bad, nil, known))
+local c = exp.bisect(set, bad, nil, known)
+print("bisect " .. exp.name(c), next(rs.state().patches))
+X
+"$abs_builddir/rankscope" "$TEST_SCRATCH/stop.lua" >"$TEST_SCRATCH/out" 2>&1
+tap_ok "an experiment goes on from where it was stopped" grep -q "^arms 8.4.2.true.true" "$TEST_SCRATCH/out"
+tap_ok "so does a bisection, and what was set is put back" grep -q "^bisect slot_order=file.nil" "$TEST_SCRATCH/out"
+
 # Ctrl-C: a loop that swallows errors, a wait, an endless coroutine.
 interrupt() { # NAME CODE
     "$abs_builddir/rankscope" -e "io.stdout:write('ready\n') io.stdout:flush() $2" >"$TEST_SCRATCH/out" 2>"$TEST_SCRATCH/err" &

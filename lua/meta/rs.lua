@@ -381,7 +381,8 @@ function rs.exp.apply(config) end
 function rs.exp.restoring(fn, ...) end
 
 ---Every combination of levels on every prompt, in turns. Options: factors {slot = {levels; the first is the baseline}}, prompts, repeats (1), max_tokens (40),
----reference (answers that are known to be right), progress = function(done, total, seconds_left).
+---reference (answers that are known to be right), progress = function(done, total, seconds_left), state (a table that is filled in as arms are done, and that
+---an experiment which was stopped goes on from; it can be kept as JSON).
 ---@param o table
 ---@return table result arms (config, right, agreement, tok_per_s, spread, verdicts), factors, effects, sentences, seconds
 function rs.exp.run(o) end
@@ -412,9 +413,10 @@ function rs.exp.effects_text(r) end
 ---@param patches table
 ---@param bad fun(config: table): boolean
 ---@param log? fun(config: table, is_bad: boolean)
+---@param known? table what probes have shown, by name of the configuration; filled in, so that a bisection which was stopped goes on from it
 ---@return table|nil config nil: all together are not bad
 ---@return integer probes
-function rs.exp.bisect(patches, bad, log) end
+function rs.exp.bisect(patches, bad, log, known) end
 
 ---Open a notebook file, the user's own by default.
 ---@param path? string
@@ -453,11 +455,11 @@ function rs_notebook_book:resolve(id, status) end
 ---@return table[]
 function rs_notebook_book:hypotheses() end
 
----Record a task, tied to a hypothesis if one is given.
+---Record a task. Tied to a hypothesis (its id) or an experiment (its name) it changes state with that.
 ---@param text string
----@param hypothesis? integer
+---@param tie? integer|string
 ---@return integer id
-function rs_notebook_book:task(text, hypothesis) end
+function rs_notebook_book:task(text, tie) end
 
 ---Set a task's state: open, in progress, done or superseded.
 ---@param id integer
@@ -477,6 +479,16 @@ function rs_notebook_book:experiment(name, r) end
 ---All experiments.
 ---@return table[]
 function rs_notebook_book:experiments() end
+
+---Keep a table of what was stopped, to go on from; nil forgets it.
+---@param what string
+---@param state? table
+function rs_notebook_book:keep(what, state) end
+
+---What was kept, or nil.
+---@param what string
+---@return table|nil
+function rs_notebook_book:kept(what) end
 
 ---Everything as Markdown.
 ---@return string
