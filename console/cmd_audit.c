@@ -13,9 +13,12 @@
 static const struct opt s_options[] = {
     {.name = "model", .letter = 'm', .type = OPT_FILE, .arg = "FILE", .help = "the same as naming FILE"},
     {.name = "ranks", .type = OPT_INT, .arg = "N", .min = 1, .max = RS_MAX_RANKS, .help = "deal the tensors to N ranks"},
-    {.name = "synthetic", .type = OPT_CHOICE, .choices = "glm-5|glm-4.7-flash", .help = "the shapes of a known model, without a file"},
+    {.name = "synthetic", .type = OPT_CHOICE, .choices = ONESHOT_SHAPES, .help = "the shapes of a known model, without a file"},
     {.name = "layers", .type = OPT_INT, .arg = "N", .min = 1, .max = 512, .help = "synthetic: only the first N layers"},
+    {.name = "recipe", .type = OPT_FILE, .arg = "FILE", .help = "synthetic: lines \"GLOB TYPE\" for tensor names, the last match counts"},
     {.name = "split", .type = OPT_CHOICE, .choices = "tp|ep", .help = "deal experts by slices of each (tp) or whole (ep)"},
+    {.name = "gpus", .type = OPT_INT, .arg = "N", .min = 1, .max = RS_MAX_RANKS, .help = "say what fits on N GPUs; without it on those that are here"},
+    {.name = "gpu-memory", .type = OPT_FLOAT, .arg = "GIB", .min = 0.001, .max = 1e6, .help = "of so much memory each; without it as much as those here have"},
     {.name = "verbose", .letter = 'v', .type = OPT_FLAG, .help = "every tensor with its range on every rank, instead of groups of layers"},
     {.name = "check", .type = OPT_FLAG, .help = "read all weights: scales that are not finite, hashes of whole slices"},
     {.name = "json", .type = OPT_FLAG, .help = "print the engine's JSON"},
@@ -27,21 +30,25 @@ static const struct opt s_options[] = {
 static enum rs_result make_request(const struct opt_values *v, json_t **args, struct rs_error *err)
 {
     char *shipped = NULL;
-    const char *synthetic = opt_string(v, "synthetic", NULL);
     const char *path = v->n_args > 0 ? v->args[0] : opt_string(v, "model", NULL);
-    if (synthetic != NULL && path != NULL)
-        return fail_set(err, RS_EUSAGE, "either FILE or --synthetic");
-    if (path == NULL && synthetic == NULL)
-        path = shipped = paths_shipped_model();
-    if (path == NULL && synthetic == NULL)
-        return fail_set(err, RS_EUSAGE, "which FILE?");
     json_t *o = json_object();
-    json_object_set_new(o, synthetic != NULL ? "synthetic" : "path", synthetic != NULL ? json_string(synthetic) : js_text(path, strlen(path)));
-    json_object_set_new(o, "ranks", json_integer(opt_int(v, "ranks", synthetic != NULL ? 8 : con_default_ranks(path))));
-    if (opt_set(v, "layers"))
-        json_object_set_new(o, "layers", json_integer(opt_int(v, "layers", 0)));
+    enum rs_result r = oneshot_synthetic(v, path != NULL, false, o, err);
+    bool synthetic = json_object_get(o, "synthetic") != NULL;
+    if (r == RS_OK && path == NULL && !synthetic && (path = shipped = paths_shipped_model()) == NULL)
+        r = fail_set(err, RS_EUSAGE, "which FILE?");
+    if (r != RS_OK) {
+        json_decref(o);
+        return r;
+    }
+    if (!synthetic)
+        json_object_set_new(o, "path", js_text(path, strlen(path)));
+    json_object_set_new(o, "ranks", json_integer(opt_int(v, "ranks", synthetic ? 8 : con_default_ranks(path))));
     if (opt_set(v, "split"))
         json_object_set_new(o, "split", json_string(opt_string(v, "split", "tp")));
+    if (opt_set(v, "gpus"))
+        json_object_set_new(o, "gpus", json_integer(opt_int(v, "gpus", 0)));
+    if (opt_set(v, "gpu-memory"))
+        json_object_set_new(o, "gpu_memory", json_real(opt_float(v, "gpu-memory", 0)));
     if (opt_set(v, "check"))
         json_object_set_new(o, "check", json_true());
     free(shipped);

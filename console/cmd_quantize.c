@@ -18,7 +18,7 @@ static const struct opt s_quantize[] = {
 };
 
 static const struct opt s_synth[] = {
-    {.name = "arch", .type = OPT_CHOICE, .choices = "glm-5|glm-5.2|glm-4.7-flash|deepseek-v3|deepseek-v2-lite", .help = "whose shapes"},
+    {.name = "arch", .type = OPT_CHOICE, .choices = ONESHOT_SHAPES, .help = "whose shapes"},
     {.name = "output", .letter = 'o', .type = OPT_FILE, .arg = "FILE", .help = "the file to write"},
     {.name = "layers", .type = OPT_INT, .arg = "N", .min = 1, .max = 512, .help = "only the first N layers"},
     {.name = "experts", .type = OPT_INT, .arg = "N", .min = 1, .max = 512, .help = "only N experts in a layer"},

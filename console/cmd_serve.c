@@ -105,7 +105,7 @@ static void fini(struct http *h)
 static enum rs_result serve(struct http *h, const struct opt_values *v, json_t *args, struct rs_error *err)
 {
     unsigned bound = 0;
-    const char *host = opt_string(v, "host", "127.0.0.1"), *path = js_str(args, "path", "");
+    const char *host = opt_string(v, "host", "127.0.0.1"), *path = js_str(args, "path", js_str(args, "synthetic", ""));
     const char *slash = strrchr(path, '/');
     h->path = xstrdup(path);
     h->model = xstrdup(opt_string(v, "alias", slash != NULL ? slash + 1 : path));

@@ -18,6 +18,16 @@ const struct opt oneshot_table[] = {
      .type = OPT_FILE,
      .arg = "FILE",
      .help = "the GGUF model (of a split one, the first file); without it, the model that comes with the program"},
+    {.name = "synthetic",
+     .type = OPT_CHOICE,
+     .choices = ONESHOT_SHAPES,
+     .help = "instead of a file: the shapes of a known model with random weights, for work on loading and speed"},
+    {.name = "layers", .type = OPT_INT, .arg = "N", .min = 1, .max = 512, .help = "synthetic: only the first N layers"},
+    {.name = "recipe", .type = OPT_FILE, .arg = "FILE", .help = "synthetic: lines \"GLOB TYPE\" for tensor names, the last match counts"},
+    {.name = "rank",
+     .type = OPT_STRING,
+     .arg = "R/N",
+     .help = "synthetic: only rank R of N; its all-reduces move the bytes that they would, to and from a stand-in"},
     {.name = "ranks",
      .type = OPT_INT,
      .arg = "N",
@@ -67,19 +77,50 @@ static enum rs_result add_patches(json_t *args, const struct opt_values *v, stru
     return RS_OK;
 }
 
+enum rs_result oneshot_synthetic(const struct opt_values *v, bool file, bool opens, json_t *args, struct rs_error *err)
+{
+    static const char *const needy[] = {"layers", "recipe", "rank"};
+    char *text;
+    const bool synthetic = opt_set(v, "synthetic");
+    for (size_t i = 0; !synthetic && i < (opens ? 3 : 2); i++)
+        if (opt_set(v, needy[i]))
+            return fail_set(err, RS_EUSAGE, "--%s belongs to --synthetic", needy[i]);
+    if (!synthetic)
+        return RS_OK;
+    if (file)
+        return fail_set(err, RS_EUSAGE, "either a file or --synthetic");
+    json_object_set_new(args, "synthetic", json_string(opt_string(v, "synthetic", "")));
+    if (opt_set(v, "layers"))
+        json_object_set_new(args, "layers", json_integer(opt_int(v, "layers", 0)));
+    if (opens && opt_set(v, "rank"))
+        json_object_set_new(args, "rank", js_text(opt_string(v, "rank", ""), strlen(opt_string(v, "rank", ""))));
+    if (!opt_set(v, "recipe"))
+        return RS_OK;
+    enum rs_result r = cmd_read_text(opt_string(v, "recipe", ""), &text, err);
+    if (r != RS_OK)
+        return r;
+    json_object_set_new(args, "recipe", js_text(text, strlen(text)));
+    free(text);
+    return RS_OK;
+}
+
 enum rs_result oneshot_open_args(const struct opt_values *v, const char *path, json_t **args, struct rs_error *err)
 {
     char *shipped = NULL;
+    json_t *o = json_object();
     if (path == NULL)
         path = opt_string(v, "model", NULL);
-    if (path == NULL)
-        path = shipped = paths_shipped_model();
-    if (path == NULL)
-        return fail_set(err, RS_EIO,
-                        "the model that comes with the program is not there; name one with -m FILE, or its folder in RANKSCOPE_DATADIR");
-    json_t *o = json_object();
-    json_object_set_new(o, "path", js_text(path, strlen(path)));
-    json_object_set_new(o, "ranks", json_integer(opt_int(v, "ranks", con_default_ranks(path))));
+    enum rs_result r = oneshot_synthetic(v, path != NULL, true, o, err);
+    bool synthetic = json_object_get(o, "synthetic") != NULL;
+    if (r == RS_OK && path == NULL && !synthetic && (path = shipped = paths_shipped_model()) == NULL)
+        r = fail_set(err, RS_EIO, "the model that comes with the program is not there; name one with -m FILE, or its folder in RANKSCOPE_DATADIR");
+    if (r != RS_OK) {
+        json_decref(o);
+        return r;
+    }
+    if (!synthetic)
+        json_object_set_new(o, "path", js_text(path, strlen(path)));
+    json_object_set_new(o, "ranks", json_integer(opt_int(v, "ranks", synthetic ? 1 : con_default_ranks(path))));
     json_object_set_new(o, "mode", json_string(opt_string(v, "mode", "graph")));
     if (opt_set(v, "backend"))
         json_object_set_new(o, "backend", json_string(opt_string(v, "backend", "cpu")));
@@ -88,7 +129,7 @@ enum rs_result oneshot_open_args(const struct opt_values *v, const char *path, j
     if (opt_set(v, "ctx"))
         json_object_set_new(o, "ctx", json_integer(opt_int(v, "ctx", 0)));
     free(shipped);
-    enum rs_result r = add_patches(o, v, err);
+    r = add_patches(o, v, err);
     const char *const *list;
     size_t n = opt_list(v, "set", &list);
     for (size_t i = 0; i < n && r == RS_OK; i++)

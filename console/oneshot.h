@@ -4,7 +4,10 @@
 
 #include "console/cmd.h"
 
-/* -m, --ranks, --mode, --patch, --set, --ctx, --workers, --isa. */
+/* The shapes that the engine knows, as a choice. */
+#define ONESHOT_SHAPES "glm-5|glm-5.2|glm-4.7-flash|deepseek-v3|deepseek-v2-lite"
+
+/* -m, --synthetic and what belongs to it, --ranks, --mode, --patch, --set, --ctx, --workers, --isa. */
 extern const struct opt oneshot_table[];
 
 struct oneshot {
@@ -12,6 +15,10 @@ struct oneshot {
     struct out_stdio out;
     struct con con;
 };
+
+/* --synthetic, --layers, --recipe and, if the command opens the model, --rank into args as far as they were given. file: a file was named, which
+ * excludes them. */
+enum rs_result oneshot_synthetic(const struct opt_values *v, bool file, bool opens, json_t *args, struct rs_error *err);
 
 /* The arguments of method "open" that these options stand for. path NULL: -m, else the shipped model. New reference in *args. */
 enum rs_result oneshot_open_args(const struct opt_values *v, const char *path, json_t **args, struct rs_error *err);

@@ -144,12 +144,13 @@ static void view_defaults(struct out *o, const json_t *list)
 {
     if (json_array_size(list) > 0)
         out_str(o, OUT_HEADING, "\nnot in the file, so taken as\n");
-    struct table *t = table_new("key|value|meaning");
+    struct table *t = table_new("key|value|matters|meaning");
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *e = json_array_get(list, i), *v = json_object_get(e, "value");
         char *value = json_is_string(v) ? xstrdup(json_string_value(v)) : js_dump(v, JSON_COMPACT);
         table_cell(t, "%s", js_str(e, "key", "?"));
         table_cell(t, "%s", value);
+        table_cell(t, "%s", js_bool(e, "matters", false) ? "YES" : "no");
         table_cell(t, "%s", js_str(e, "meaning", ""));
         free(value);
     }
@@ -198,6 +199,22 @@ static void view_slots(struct out *o, const json_t *list)
     layers_fini(&gs);
 }
 
+/* The GPUs that are there, or those that were described. */
+static void view_gpus(struct out *o, const json_t *g)
+{
+    char memory[32], weights[32], missing[32], tokens[32];
+    double most = 0;
+    for (size_t i = 0; i < json_array_size(json_object_get(g, "weights")); i++)
+        most = fmax(most, json_number_value(json_array_get(json_object_get(g, "weights"), i)));
+    long long used = js_int(g, "used", 0);
+    out_printf(o, OUT_TEXT, "  %lld GPU%s of %s%s: %s of weights on the fullest", used, used == 1 ? "" : "s", units_bytes(memory, js_num(g, "memory", NAN)),
+               strcmp(js_str(g, "source", ""), "present") == 0 ? " here" : "", units_bytes(weights, most));
+    if (js_bool(g, "fits", false))
+        out_printf(o, OUT_TEXT, ", and room for the cache of %s tokens\n", units_count(tokens, js_num(g, "cache_tokens", NAN)));
+    else
+        out_printf(o, OUT_TEXT, ", %s too much; %lld or more such GPUs are needed\n", units_bytes(missing, js_num(g, "missing", NAN)), (long long)js_int(g, "needed", 0));
+}
+
 /* Ranks that hold the same are one row. */
 static void view_fits(struct out *o, const json_t *fits)
 {
@@ -207,6 +224,8 @@ static void view_fits(struct out *o, const json_t *fits)
     out_printf(o, OUT_TEXT, "  this machine has %s; the file takes %s of it, and the rest holds the cache of %s tokens on all ranks\n",
                units_bytes(memory, js_num(fits, "memory", NAN)), units_bytes(weights, js_num(fits, "weights", NAN)),
                units_count(tokens, js_num(fits, "cache_tokens", NAN)));
+    if (json_is_object(json_object_get(fits, "gpus")))
+        view_gpus(o, json_object_get(fits, "gpus"));
 }
 
 static void view_ranks(struct out *o, const json_t *list)
@@ -244,6 +263,8 @@ void view_audit(struct out *o, const json_t *audit, bool verbose)
         view_plan_verbose(o, plan);
     else
         view_plan(o, plan);
+    if (js_int(audit, "cut_blocks", -1) == 0)
+        out_str(o, OUT_TEXT, "  no quantisation block is cut\n");
     view_ranks(o, json_object_get(audit, "ranks"));
     view_fits(o, json_object_get(audit, "fits"));
     const json_t *ar = json_object_get(audit, "allreduce");

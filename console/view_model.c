@@ -67,6 +67,8 @@ void view_info(struct out *o, const json_t *info)
     json_object_foreach(json_object_get(m, "types"), type, n)
         buf_printf(&types, "%s%s %lld", types.len > 0 ? ", " : "", type, (long long)json_integer_value(n));
     line(o, "model", "%s (%s)", js_str(m, "name", "unnamed"), js_str(m, "path", "?"));
+    if (js_int(m, "slice.of", 0) != 0)
+        line(o, "slice", "rank %lld of %lld alone; its all-reduces meet a stand-in", (long long)js_int(m, "slice.rank", 0), (long long)js_int(m, "slice.of", 0));
     line(o, "arch", "%s, %s parameters, %s", js_str(m, "arch", "n/a"), units_count(params, js_num(m, "params", NAN)),
          units_bytes(bytes, js_num(m, "bytes", NAN)));
     line(o, "shape", "%lld layers, width %lld, %lld heads, %lld of %lld experts, vocabulary %lld, context %lld",

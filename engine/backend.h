@@ -22,6 +22,9 @@ struct backend_limits {
     uint32_t block;         /* tokens per cache block */
     uint32_t n_blocks;      /* per rank, block 0 included */
     enum krn_cache_type cache;
+    /* peers > 1: the program is rank `peer`'s of so many, alone. Its collectives move the bytes that they would move, to and from a stand-in. */
+    uint32_t peers, peer;
+    bool made_up;           /* the weights have no data: a backend with memory of its own makes some */
 };
 
 /* One step. choices has one entry per op of the program; all pointers stay valid until the step has ended. */

@@ -6,6 +6,7 @@
 #ifndef RANKSCOPE_ENGINE_CPU_H
 #define RANKSCOPE_ENGINE_CPU_H
 
+#include <stdatomic.h>
 #include <string.h>
 
 #include "engine/backend.h"
@@ -69,6 +70,9 @@ struct cpu {
     struct cpu_packed *packed[2]; /* by program: [rank][view] */
     uint8_t *packed_store;        /* where they lie */
     uint64_t bytes_cache, bytes_buffers, bytes_packed;
+    float *stand_in;              /* peers that are not there: what they send, then what they would get; [2][peers - 1][stand_in_rows][n_embd] */
+    uint32_t stand_in_rows;
+    atomic_uint *arrived;         /* [peers][16] */
     struct exec *exec;          /* the walker (exec.c): graphs, ticks */
 };
 
@@ -211,6 +215,10 @@ struct rankscope_weight cpu_user_weight(const struct op_view *v);
 /* Make packed copies of the weights if that pays. */
 enum rs_result cpu_pack(struct cpu *c, struct rs_error *err);
 void cpu_pack_free(struct cpu *c);
+
+/* cpu_comm.c: memory of the stand-in for peers, if there are to be any. */
+enum rs_result cpu_stand_in_open(struct cpu *c, struct rs_error *err);
+void cpu_stand_in_close(struct cpu *c);
 
 /* Bytes of worker scratch that attention needs for sequences of n_keys. */
 size_t cpu_attn_scratch(const struct cpu *c, uint32_t n_keys, bool expanded);

@@ -1,12 +1,18 @@
 /* CPU: collectives. Rank r sums one part of the vector over all ranks and writes it to every rank, so each element is added once, in one order,
  * and every rank ends with the same bits. */
+#include <math.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include "engine/cpu.h"
+#include "engine/error.h"
+#include "kernels/quant.h"
 
 static uint32_t allreduce_phases(const struct cpu *c, const struct op *op, const struct choice *ch, uint32_t bucket)
 {
     (void)op, (void)bucket;
+    if (c->n_ranks == 1 && c->lim.peers > 1)
+        return ch->delay_rank == 0 ? 2 : 1;
     if (c->n_ranks == 1)
         return ch->delay_rank == 0 ? 1 : 0;
     return ch->delay_rank >= 0 && (uint32_t)ch->delay_rank < c->n_ranks ? 2 : 1;
@@ -29,9 +35,87 @@ static void be_late(float us)
     while (t.tv_sec < end.tv_sec || (t.tv_sec == end.tv_sec && t.tv_nsec < end.tv_nsec));
 }
 
+/* ---- peers that are not there ---- */
+
+enum { STAND_IN_ROWS = 64, FLAG_WORDS = 16 }; /* longer messages go over the same memory again; a flag has a cache line */
+
+enum rs_result cpu_stand_in_open(struct cpu *c, struct rs_error *err)
+{
+    if (c->lim.peers < 2)
+        return RS_OK;
+    c->stand_in_rows = c->lim.max_rows < STAND_IN_ROWS ? c->lim.max_rows : STAND_IN_ROWS;
+    size_t n = (size_t)(c->lim.peers - 1) * c->stand_in_rows * c->hp->n_embd;
+    c->stand_in = cpu_big_alloc(2 * n * sizeof *c->stand_in);
+    c->arrived = cpu_big_alloc(c->lim.peers * FLAG_WORDS * sizeof *c->arrived);
+    if (c->stand_in == NULL || c->arrived == NULL)
+        return error_set(err, RS_ENOMEM, "out of memory for a stand-in for %u ranks", c->lim.peers - 1);
+    uint64_t seed = c->lim.peer + 1; /* of the size that summands of N ranks have, so that what is computed looks like a whole model's */
+    krn_quant_random(KRN_F32, &seed, 1 / sqrtf((float)c->lim.peers), c->stand_in, n);
+    c->bytes_buffers += 2 * n * sizeof *c->stand_in;
+    return RS_OK;
+}
+
+void cpu_stand_in_close(struct cpu *c)
+{
+    free(c->stand_in);
+    free(c->arrived);
+}
+
+/* Values [from, to) of at most stand_in_rows rows. This rank sums its part of the vector over all and writes the sums to all; of the rest it gets the
+ * sums that the others write: the bytes are those of a flat all-reduce, the numbers are not. */
+static void stand_in_reduce(const struct cpu_call *k, float *own, size_t n, size_t from, size_t to)
+{
+    const struct cpu *c = k->c;
+    const uint32_t peers = c->lim.peers, me = c->lim.peer;
+    const size_t each = (size_t)c->stand_in_rows * c->hp->n_embd, mine = n * me / peers, end = n * (me + 1) / peers;
+    const float *src[RS_MAX_RANKS];
+    float *dst[RS_MAX_RANKS];
+    for (uint32_t r = 0, at = 0; r < peers; r++) {
+        src[r] = r == me ? own : c->stand_in + at * each;
+        dst[r] = r == me ? own : c->stand_in + (peers - 1 + at) * each;
+        at += r != me;
+    }
+    size_t a = from > mine ? from : mine, z = to < end ? to : end;
+    if (a < z)
+        c->vec->reduce(src, dst, peers, peers, a, z, k->choice->tree, k->choice->bf16);
+    const float *got[2] = {own, src[me == 0 ? 1 : 0]};
+    if (from < mine)
+        c->vec->reduce(got, &own, 2, 1, from, to < mine ? to : mine, k->choice->tree, k->choice->bf16);
+    if (to > end)
+        c->vec->reduce(got, &own, 2, 1, from > end ? from : end, to, k->choice->tree, k->choice->bf16);
+}
+
+/* Tell the peers, and wait until they have told us, which the stand-in does at once. */
+static void stand_in_signal(const struct cpu *c)
+{
+    for (uint32_t r = 0; r < c->lim.peers; r++)
+        atomic_fetch_add_explicit(&c->arrived[r * FLAG_WORDS], 1, memory_order_release);
+    for (uint32_t r = 0; r < c->lim.peers; r++)
+        while (atomic_load_explicit(&c->arrived[r * FLAG_WORDS], memory_order_acquire) == 0)
+            ;
+}
+
+static void run_stand_in(const struct cpu_call *k)
+{
+    const struct cpu *c = k->c;
+    const size_t width = cpu_width(k, &k->op->in[0]);
+    if (cpu_alone(k))
+        stand_in_signal(c);
+    for (uint32_t row = 0; row < k->b->n_rows; row += c->stand_in_rows) {
+        size_t rows = k->b->n_rows - row < c->stand_in_rows ? k->b->n_rows - row : c->stand_in_rows, from, to;
+        cpu_cut(k, rows * width, 16, &from, &to);
+        if (from < to)
+            stand_in_reduce(k, cpu_at(k, &k->op->in[0], row), rows * width, from, to);
+    }
+}
+
 static void run_allreduce(const struct cpu_call *k)
 {
     const struct cpu *c = k->c;
+    if (c->n_ranks == 1 && c->lim.peers > 1 && k->phase + 1 == k->n_phases) {
+        run_stand_in(k);
+        return;
+    }
     if (k->phase + 1 < k->n_phases || c->n_ranks == 1) {
         if ((int)k->rank == k->choice->delay_rank && cpu_alone(k))
             be_late(k->choice->delay_us);

@@ -36,6 +36,15 @@ int backend_cuda_devices(const char **why)
     return n;
 }
 
+uint64_t backend_cuda_memory(int i)
+{
+    struct cudaDeviceProp prop;
+    if (cudaGetDeviceProperties(&prop, i) == cudaSuccess)
+        return prop.totalGlobalMem;
+    (void)cudaGetLastError();
+    return 0;
+}
+
 size_t cuda_buf_rows(const struct cuda *c, enum op_buf b)
 {
     switch (b) {
@@ -168,8 +177,9 @@ static enum rs_result alloc_gpu(struct cuda_gpu *g, struct rs_error *err)
                     "attention scratch", err);
     if (rc == RS_OK && c->hp->n_used != 0 && c->lim.max_rows >= CUDA_MANY_ROWS)
         rc = zeroed(g, &g->pairs, (size_t)c->lim.max_rows * c->hp->n_used * c->hp->n_embd * sizeof(float), "expert outputs", err);
-    if (rc == RS_OK && (c->n_gpus > 1 || c->cfg.only_rank >= 0))
-        rc = zeroed(g, &g->recv, 2 * c->n_ranks * c->slot_packets * sizeof(uint4), "receive buffers", err);
+    const uint32_t senders = c->lim.peers > c->n_ranks ? c->lim.peers : c->n_ranks;
+    if (rc == RS_OK && (c->n_gpus > 1 || c->lim.peers > 1))
+        rc = zeroed(g, &g->recv, 2 * senders * c->slot_packets * sizeof(uint4), "receive buffers", err);
     if (rc == RS_OK)
         rc = fill_rope(g, err);
     return rc;
@@ -484,16 +494,9 @@ static void deal_ranks(struct cuda *c)
         g->device = (int)i;
         g->rank0 = r.from;
         g->n_local = r.to - r.from;
-        if (c->cfg.only_rank >= 0) {
-            g->rank0 = (uint32_t)c->cfg.only_rank;
-            g->n_local = 1;
-        }
         for (uint32_t k = g->rank0; k < g->rank0 + g->n_local; k++)
             c->gpu_of[k] = (uint8_t)i;
     }
-    if (c->cfg.only_rank >= 0) /* everybody else is somewhere else */
-        for (uint32_t r = 0; r < c->n_ranks; r++)
-            c->gpu_of[r] = r == (uint32_t)c->cfg.only_rank ? 0 : 255;
 }
 
 static enum rs_result open_all(struct cuda *c, struct rs_error *err)
@@ -505,6 +508,7 @@ static enum rs_result open_all(struct cuda *c, struct rs_error *err)
         e = cudaHostAlloc((void **)&c->fault, KCU_MAX_GPUS * sizeof(uint32_t), cudaHostAllocPortable | cudaHostAllocMapped);
     if (e != cudaSuccess)
         return cuda_fail(err, e, "pinned memory", 0);
+    memset(c->full, 0, (size_t)c->lim.max_logits * c->hp->vocab * sizeof(float)); /* one rank alone writes its part */
     memset(c->fault, 0, KCU_MAX_GPUS * sizeof(uint32_t));
     c->us = calloc((size_t)c->cap_ops * c->n_ranks, sizeof *c->us);
     if (c->us == NULL)
@@ -549,7 +553,7 @@ enum rs_result backend_cuda_open(const struct hparams *hp, const struct weights 
     c->prog[1] = nextn;
     c->lim = *lim;
     c->n_ranks = shard->n_ranks;
-    c->n_gpus = cfg->only_rank >= 0 ? 1 : cfg->n_gpus != 0 ? cfg->n_gpus : have < c->n_ranks ? have : c->n_ranks;
+    c->n_gpus = cfg->n_gpus != 0 ? cfg->n_gpus : have < c->n_ranks ? have : c->n_ranks;
     if (c->n_gpus > have || c->n_gpus > KCU_MAX_GPUS || c->n_gpus > c->n_ranks) {
         rc =
             error_set(err, RS_EUSAGE, "%u GPUs asked for; there are %u, at most one per rank and %d in all", c->n_gpus, have, KCU_MAX_GPUS);

@@ -6,17 +6,17 @@
 
 struct cuda_config {
     uint32_t n_gpus; /* 0: as many as there are, at most one per rank */
-    int32_t
-        only_rank; /* -1: all ranks. Else this rank alone on one GPU; peers are a stand-in that writes, polls and reads the same bytes */
     bool fuse;     /* join neighbouring ops into one kernel */
     bool pdl;      /* programmatic dependent launch */
-    bool random_weights;                                                        /* the weights have no data: fill them on the device */
     void (*progress)(void *arg, uint64_t done, uint64_t total, double seconds); /* during the load, from any GPU's thread; or NULL */
     void *progress_arg;
 };
 
 /* GPUs that this process could use; 0 with *why set (static) when there is none. */
 int backend_cuda_devices(const char **why);
+
+/* Bytes of memory that GPU i has in all; 0: it cannot be asked. */
+uint64_t backend_cuda_memory(int i);
 
 const struct op_impl *backend_cuda_impls(size_t *n);
 

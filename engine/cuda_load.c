@@ -154,7 +154,7 @@ static enum rs_result load_rank(struct cuda_gpu *g, struct cuda_rank *r, struct 
             const struct op_view *v = plan_view(c->prog[p], r->rank, i);
             if (v->rows == 0 || (p == 1 && shared_with_main(c, r, v) != NULL))
                 continue;
-            e = c->cfg.random_weights ? invent(g, v, &r->mat[p][i]) : upload(g, s, v, &r->mat[p][i]);
+            e = c->lim.made_up ? invent(g, v, &r->mat[p][i]) : upload(g, s, v, &r->mat[p][i]);
             if (e != cudaSuccess)
                 return cuda_fail(err, e, v->tensor, g->device);
         }
@@ -186,7 +186,7 @@ enum rs_result cuda_load(struct cuda_gpu *g, struct rs_error *err)
             if (w->rows != 0)
                 s.total += (uint64_t)krn_row_bytes(w->type, w->k) * w->rows * w->n_mats;
         }
-    for (int i = 0; i < 2 && e == cudaSuccess && !g->c->cfg.random_weights; i++) {
+    for (int i = 0; i < 2 && e == cudaSuccess && !g->c->lim.made_up; i++) {
         e = cudaHostAlloc((void **)&s.host[i], STAGE, cudaHostAllocDefault);
         if (e == cudaSuccess)
             e = cudaMalloc((void **)&s.dev[i], STAGE);

@@ -40,9 +40,12 @@ static void fill_reduce(struct cuda_walk *w, struct kcu_join *j)
     memcpy(j->gpu_of, c->gpu_of, sizeof c->gpu_of);
     for (uint32_t i = 0; i < c->n_gpus; i++)
         j->recv[i] = c->gpu[i].recv;
-    if (c->cfg.only_rank >= 0) {
+    if (c->lim.peers > 1) {
         j->stand_in = true;
-        j->n_gpus = c->n_ranks;
+        j->n_ranks = j->n_gpus = c->lim.peers;
+        j->rank0 = c->lim.peer;
+        memset(j->gpu_of, 255, sizeof j->gpu_of); /* everybody else is somewhere else */
+        j->gpu_of[j->rank0] = 0;
     }
     j->slot_packets = c->slot_packets;
     j->epoch = (const uint32_t *)w->g->meta;
@@ -59,7 +62,7 @@ enum rs_result cuda_op_join(struct cuda_walk *w)
 {
     const struct op *reduce = w->op->kind == OP_ALLREDUCE ? w->op : NULL, *add = NULL, *norm = NULL;
     const struct op_ref *from = &w->op->in[0], *now = from;
-    uint32_t n = reduce != NULL, gpus_apart = w->c->n_gpus > 1 || w->c->cfg.only_rank >= 0;
+    uint32_t n = reduce != NULL, gpus_apart = w->c->n_gpus > 1 || w->c->lim.peers > 1;
     if ((n == 0 || w->c->cfg.fuse) && cuda_op_next_is(w, n, OP_ADD) && same_ref(&cuda_op_ahead(w, n)->in[0], now)) {
         add = cuda_op_ahead(w, n++);
         now = &add->out[0];
@@ -74,7 +77,7 @@ enum rs_result cuda_op_join(struct cuda_walk *w)
         if (rc != RS_OK)
             return rc;
         reduce = NULL;
-    } else if (reduce != NULL && w->c->n_ranks == 1 && w->ch->delay_rank != 0) {
+    } else if (reduce != NULL && w->c->n_ranks == 1 && w->c->lim.peers < 2 && w->ch->delay_rank != 0) {
         reduce = NULL;
     }
     if (reduce == NULL && add == NULL && norm == NULL)

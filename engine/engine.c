@@ -174,15 +174,10 @@ static enum rs_result adopt(struct engine *e, struct runtime *rt, struct rs_erro
     return RS_OK;
 }
 
-enum rs_result engine_load(struct engine *e, const char *path, const struct runtime_config *want, struct rs_error *err)
+enum rs_result engine_load(struct engine *e, struct model *m, const struct runtime_config *want, struct rs_error *err)
 {
-    struct model *m = NULL;
     struct runtime *rt = NULL;
-    struct runtime_config cfg;
-    enum rs_result rc = model_open(path, &m, err);
-    if (rc != RS_OK)
-        return rc;
-    cfg = engine_default_config(m);
+    struct runtime_config cfg = engine_default_config(m);
     cfg.backend = want->backend;
     cfg.gpus = want->gpus;
     cfg.ranks = want->ranks != 0 ? want->ranks : cfg.ranks;
@@ -193,7 +188,7 @@ enum rs_result engine_load(struct engine *e, const char *path, const struct runt
         cfg.max_seqs = cfg.batch_tokens;
     cfg.max_logits = cfg.max_seqs > 64 ? cfg.max_seqs : 64;
     engine_layout(&e->patches.now, &cfg);
-    rc = runtime_open(m, &cfg, &e->patches.now, e->pool, e->isa, &rt, err);
+    enum rs_result rc = runtime_open(m, &cfg, &e->patches.now, e->pool, e->isa, &rt, err);
     if (rc != RS_OK) {
         model_close(m);
         return rc;

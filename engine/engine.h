@@ -99,8 +99,8 @@ void engine_close(struct engine *e);
 void engine_run(struct engine *e);
 const struct snapshot_page *engine_page(const struct engine *e);
 
-/* Open a model over what is there; on failure the old one stays. progress may be NULL. */
-enum rs_result engine_load(struct engine *e, const char *path, const struct runtime_config *cfg, struct rs_error *err);
+/* Put a model in place of what is there; on failure the old one stays. m belongs to the engine, also on failure. */
+enum rs_result engine_load(struct engine *e, struct model *m, const struct runtime_config *cfg, struct rs_error *err);
 void engine_unload(struct engine *e);
 /* A new layout of the loaded model; sequences are computed again. On failure the old one stays. */
 enum rs_result engine_relayout(struct engine *e, const struct runtime_config *cfg, const struct patch_table *patches, struct rs_error *err);

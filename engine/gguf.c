@@ -40,16 +40,21 @@ static enum rs_result map_file(struct gguf_file *f, struct rs_error *err)
     return r;
 }
 
-/* Append one file; takes ownership of path, also on failure. */
-static enum rs_result add_file(struct gguf *g, char *path, struct rs_error *err)
+/* Append one file, or the bytes at map; takes ownership of path and map, also on failure. */
+static enum rs_result add_file(struct gguf *g, char *path, const uint8_t *map, uint64_t bytes, struct rs_error *err)
 {
-    if (path == NULL)
+    if (path == NULL) {
+        if (map != NULL)
+            munmap((void *)(uintptr_t)map, bytes);
         return error_set(err, RS_ENOMEM, "out of memory while opening a model");
+    }
     if (g->n_files == g->cap_files) {
         uint32_t cap = g->cap_files == 0 ? 1 : g->cap_files * 2;
         struct gguf_file *p = realloc(g->files, cap * sizeof *p);
         if (p == NULL) {
             free(path);
+            if (map != NULL)
+                munmap((void *)(uintptr_t)map, bytes);
             return error_set(err, RS_ENOMEM, "out of memory while opening a model");
         }
         g->files = p;
@@ -58,7 +63,9 @@ static enum rs_result add_file(struct gguf *g, char *path, struct rs_error *err)
     struct gguf_file *f = &g->files[g->n_files++];
     memset(f, 0, sizeof *f);
     f->path = path;
-    enum rs_result r = map_file(f, err);
+    f->map = map;
+    f->size = bytes;
+    enum rs_result r = map != NULL ? RS_OK : map_file(f, err);
     return r == RS_OK ? gguf_parse_scan(f, err) : r;
 }
 
@@ -95,7 +102,7 @@ static enum rs_result open_shards(struct gguf *g, const char *path, struct rs_er
         shard_suffix(suffix, i, count);
         if (sib != NULL)
             memcpy(sib + n - sn, suffix, sn);
-        enum rs_result r = add_file(g, sib, err);
+        enum rs_result r = add_file(g, sib, NULL, 0, err);
         if (r != RS_OK)
             return r;
         const struct gguf_file *f = &g->files[i];
@@ -225,9 +232,27 @@ enum rs_result gguf_open(const char *path, struct gguf **out, struct rs_error *e
     struct gguf *g = calloc(1, sizeof *g);
     if (g == NULL)
         return error_set(err, RS_ENOMEM, "out of memory while opening a model");
-    enum rs_result r = add_file(g, strdup(path), err);
+    enum rs_result r = add_file(g, strdup(path), NULL, 0, err);
     if (r == RS_OK && g->files[0].split_count > 1)
         r = open_shards(g, path, err);
+    if (r == RS_OK)
+        r = load(g, err);
+    if (r != RS_OK) {
+        gguf_close(g);
+        return r;
+    }
+    *out = g;
+    return RS_OK;
+}
+
+enum rs_result gguf_open_map(const char *name, uint8_t *map, uint64_t bytes, struct gguf **out, struct rs_error *err)
+{
+    struct gguf *g = calloc(1, sizeof *g);
+    if (g == NULL) {
+        munmap(map, bytes);
+        return error_set(err, RS_ENOMEM, "out of memory while opening a model");
+    }
+    enum rs_result r = add_file(g, strdup(name), map, bytes, err);
     if (r == RS_OK)
         r = load(g, err);
     if (r != RS_OK) {

@@ -61,6 +61,8 @@ struct gguf_array {
 
 /* path: a single file or any shard of a set (its siblings are found by name). On success *out belongs to the caller. */
 enum rs_result gguf_open(const char *path, struct gguf **out, struct rs_error *err);
+/* The same for bytes of gguf_write_map(), which belong to it from now on, also on failure. name: for messages. */
+enum rs_result gguf_open_map(const char *name, uint8_t *map, uint64_t bytes, struct gguf **out, struct rs_error *err);
 void gguf_close(struct gguf *g); /* NULL is allowed */
 
 uint32_t gguf_n_files(const struct gguf *g);

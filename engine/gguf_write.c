@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "engine/error.h"
@@ -81,10 +82,14 @@ static enum rs_result failed(const struct gguf_writer *w, struct rs_error *err)
 enum rs_result gguf_write_open(const char *path, struct gguf_writer **out, struct rs_error *err)
 {
     struct gguf_writer *w = calloc(1, sizeof *w);
-    size_t len = strlen(path);
-    if (w == NULL || (w->path = strdup(path)) == NULL || (w->part = malloc(len + 6)) == NULL) {
+    size_t len = path != NULL ? strlen(path) : 0;
+    if (w == NULL || (path != NULL && ((w->path = strdup(path)) == NULL || (w->part = malloc(len + 6)) == NULL))) {
         gguf_write_abort(w);
         return error_set(err, RS_ENOMEM, "out of memory for a file to write");
+    }
+    if (path == NULL) {
+        *out = w;
+        return RS_OK;
     }
     memcpy(w->part, path, len);
     memcpy(w->part + len, ".part", 6);
@@ -205,9 +210,20 @@ static bool pad(struct gguf_writer *w, uint64_t n)
     return out(w, zeros, (size_t)(aligned(n) - n));
 }
 
+struct head {
+    char magic[4];
+    uint32_t version;
+    uint64_t n_tensors, n_keys;
+};
+
+static struct head make_head(const struct gguf_writer *w)
+{
+    return (struct head){{'G', 'G', 'U', 'F'}, 3, w->n_tensors, w->n_keys};
+}
+
 static enum rs_result start(struct gguf_writer *w, struct rs_error *err)
 {
-    struct { char magic[4]; uint32_t version; uint64_t n_tensors, n_keys; } head = {{'G', 'G', 'U', 'F'}, 3, w->n_tensors, w->n_keys};
+    struct head head = make_head(w);
     if (w->no_memory)
         return error_set(err, RS_ENOMEM, "out of memory for the head of %s", gguf_short_path(w->path));
     if (!out(w, &head, sizeof head) || !out(w, w->keys.p, w->keys.n) || !out(w, w->infos.p, w->infos.n) || !pad(w, sizeof head + w->keys.n + w->infos.n))
@@ -251,4 +267,21 @@ enum rs_result gguf_write_finish(struct gguf_writer *w, struct rs_error *err)
     }
     free_writer(w);
     return RS_OK;
+}
+
+enum rs_result gguf_write_map(struct gguf_writer *w, uint8_t **map, uint64_t *bytes, struct rs_error *err)
+{
+    struct head head = make_head(w);
+    uint64_t n = aligned(sizeof head + w->keys.n + w->infos.n) + w->next_offset;
+    uint8_t *p = w->no_memory ? MAP_FAILED : mmap(NULL, (size_t)n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    enum rs_result rc = p != MAP_FAILED ? RS_OK : error_set(err, RS_ENOMEM, "%.1f GB of addresses for a model without a file are not to be had", (double)n / 1e9);
+    if (rc == RS_OK) {
+        memcpy(p, &head, sizeof head);
+        memcpy(p + sizeof head, w->keys.p, w->keys.n);
+        memcpy(p + sizeof head + w->keys.n, w->infos.p, w->infos.n);
+        *map = p;
+        *bytes = n;
+    }
+    free_writer(w);
+    return rc;
 }

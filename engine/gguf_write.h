@@ -11,6 +11,7 @@ struct gguf_writer;
 
 enum { GGUF_WRITE_ALIGN = 32 }; /* of tensors; the format's default, so no key says it */
 
+/* path NULL: nothing is written, only gguf_write_map() ends it. */
 enum rs_result gguf_write_open(const char *path, struct gguf_writer **out, struct rs_error *err);
 /* Give up: the unfinished file goes. NULL is allowed. */
 void gguf_write_abort(struct gguf_writer *w);
@@ -33,5 +34,9 @@ enum rs_result gguf_write_data(struct gguf_writer *w, const void *p, size_t n, s
 
 /* All bytes are there: name the file. Ends the writer in any case. RS_EINTERNAL when bytes are missing. */
 enum rs_result gguf_write_finish(struct gguf_writer *w, struct rs_error *err);
+
+/* Instead of a file: memory as long as the file would be, the head at its front. The rest reads as zeros, may be written, and takes memory page by
+ * page as that happens. For gguf_open_map(). Ends the writer in any case. Errors: RS_ENOMEM. */
+enum rs_result gguf_write_map(struct gguf_writer *w, uint8_t **map, uint64_t *bytes, struct rs_error *err);
 
 #endif

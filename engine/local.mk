@@ -6,6 +6,8 @@ libengine_a_SOURCES = \
 	engine/args.h \
 	engine/audit_check.c \
 	engine/audit_check.h \
+	engine/audit_fit.c \
+	engine/audit_fit.h \
 	engine/backend.h \
 	engine/baseline.c \
 	engine/baseline.h \

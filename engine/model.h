@@ -1,9 +1,11 @@
-/* A loaded model: file, hyper-parameters, weights, vocabulary. Immutable after model_open(); any thread may read it. */
+/* A loaded model: file, hyper-parameters, weights, vocabulary. Immutable after model_open(), but for `filled`; any thread may
+ * read it. */
 #ifndef RANKSCOPE_ENGINE_MODEL_H
 #define RANKSCOPE_ENGINE_MODEL_H
 
 #include "engine/gguf.h"
 #include "engine/hparams.h"
+#include "engine/synth.h"
 #include "engine/vocab.h"
 #include "engine/weights.h"
 
@@ -14,10 +16,14 @@ struct model {
     struct weights w;
     struct vocab *vocab;
     char *name, *chat_template; /* NULL when the file has none */
+    bool made_up, filled;       /* without a file; filled: its weights have been made, by the first CPU backend that needs all of them */
+    uint32_t slice, slice_of;   /* made up, slice_of > 1: only this rank of so many is ever computed */
     char hash[17];              /* of names, shapes, types and a sample of the data: the key for baselines and claims */
 };
 
 enum rs_result model_open(const char *path, struct model **out, struct rs_error *err);
+/* One without a file. */
+enum rs_result model_make(const struct synth_spec *spec, struct model **out, struct rs_error *err);
 void model_close(struct model *m); /* NULL is allowed */
 
 #endif

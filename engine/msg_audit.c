@@ -3,21 +3,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "engine/audit_check.h"
+#include "engine/audit_fit.h"
 #include "engine/engine.h"
 #include "engine/error.h"
 #include "engine/msg.h"
-#include "engine/synth.h"
+#include "engine/msg_util.h"
 #include "kernels/type.h"
 
 static json_t *file_json(const struct model *m)
 {
-    if (m->gguf == NULL) /* synthetic: shapes without a file */
-        return json_pack("{s:s,s:i,s:I,s:I,s:s,s:I,s:s}", "path", m->path, "files", 0, "bytes", (json_int_t)m->w.file_bytes, "tensors", (json_int_t)0, "arch",
-                         m->hp.arch_name, "params", (json_int_t)m->w.n_params, "hash", m->hash);
-    return json_pack("{s:s,s:i,s:I,s:I,s:s,s:I,s:s}", "path", m->path, "files", (int)gguf_n_files(m->gguf), "bytes", (json_int_t)gguf_file_bytes(m->gguf), "tensors",
+    return json_pack("{s:s,s:i,s:I,s:I,s:s,s:I,s:s}", "path", m->path, "files", m->made_up ? 0 : (int)gguf_n_files(m->gguf), "bytes", (json_int_t)gguf_file_bytes(m->gguf), "tensors",
                      (json_int_t)gguf_n_tensors(m->gguf), "arch", m->hp.arch_name, "params", (json_int_t)m->w.n_params, "hash", m->hash);
 }
 
@@ -30,9 +27,8 @@ static json_t *defaults_json(const struct hparams *hp)
     return a;
 }
 
-static json_t *slots_json(const struct program *p)
+static void add_slots(json_t *a, const struct program *p)
 {
-    json_t *a = json_array();
     for (uint32_t i = 0; i < p->n_ops; i++) {
         const struct op *o = &p->ops[i];
         json_t *list = json_array();
@@ -48,7 +44,6 @@ static json_t *slots_json(const struct program *p)
         }
         json_array_append_new(a, json_pack("{s:s,s:o,s:b}", "site", o->site, "slots", list, "file_order_differs", o->file_slot[0] != 0));
     }
-    return a;
 }
 
 /* How a view was cut, by comparing it with its whole tensor. */
@@ -106,15 +101,28 @@ static json_t *hashes_json(const struct program *p, uint32_t view, const char *n
     return list;
 }
 
-static json_t *plan_json(const struct model *m, const struct program *p, bool all, json_t *warnings)
+/* Slices whose rows begin or end inside of a quantisation block. */
+static uint32_t count_cut(const struct program *p, uint32_t view)
 {
-    json_t *a = json_array();
+    uint32_t n = 0;
+    for (uint32_t r = 0; r < p->n_ranks; r++) {
+        const struct op_view *v = plan_view(p, r, view);
+        uint32_t block = krn_type_info(v->type)->block_elems;
+        n += v->rows != 0 && (v->col0 % block != 0 || v->k % block != 0);
+    }
+    return n;
+}
+
+/* borrows_from: a program whose slices are not listed again, or NULL. */
+static void add_plan(json_t *a, const struct model *m, const struct program *p, const struct program *borrows_from, bool all, uint32_t *cut, json_t *warnings)
+{
     for (uint32_t i = 0; i < p->n_ops; i++) {
         const struct op *o = &p->ops[i];
         for (uint32_t s = 0; s < o->n_w; s++) {
             const struct op_view *v = plan_view(p, 0, o->w[s]);
-            if (v->tensor == NULL)
+            if (v->tensor == NULL || (borrows_from != NULL && audit_is_borrowed(borrows_from, v, 0)))
                 continue;
+            *cut += count_cut(p, o->w[s]);
             const struct weight *w = weight_of(m, v->tensor, o);
             const char *split = split_of(w, p, o->w[s], o->kind == OP_MLA);
             json_t *ranks = json_array();
@@ -124,41 +132,24 @@ static json_t *plan_json(const struct model *m, const struct program *p, bool al
                 uint32_t n = strcmp(split, "cols") == 0 ? x->k : strcmp(split, "rows") == 0 ? x->rows : x->n_mats;
                 json_array_append_new(ranks, json_pack("{s:i,s:I,s:I}", "rank", (int)r, "from", (json_int_t)from, "to", (json_int_t)(from + n)));
             }
-            json_t *hashes = m->gguf == NULL ? json_array() /* no data to hash */
+            json_t *hashes = m->made_up && !m->filled ? json_array() /* no data to hash */
                                              : hashes_json(p, o->w[s], v->tensor, strcmp(split, "replicated") != 0, all, warnings);
-            char name[96]; /* synthetic tensors carry their role alone */
-            snprintf(name, sizeof name, m->gguf == NULL && o->layer >= 0 ? "blk.%2$d.%1$s.weight" : "%1$s", v->tensor, o->layer);
-            json_array_append_new(a, json_pack("{s:s,s:s,s:[I,I,I],s:s,s:o,s:o}", "tensor", name, "type", krn_type_info(w->type)->name, "shape", (json_int_t)w->k,
+            json_array_append_new(a, json_pack("{s:s,s:s,s:[I,I,I],s:s,s:o,s:o}", "tensor", v->tensor, "type", krn_type_info(w->type)->name, "shape", (json_int_t)w->k,
                                                (json_int_t)w->rows, (json_int_t)w->n_mats, "split", split, "ranks", ranks, "hashes", hashes));
         }
     }
-    return a;
 }
 
-static json_t *ranks_json(const struct model *m, const struct program *p, enum krn_cache_type cache)
+static void fit_warnings(const json_t *fits, json_t *warnings)
 {
-    json_t *a = json_array();
-    uint64_t per_token = (uint64_t)(m->hp.kv_lora + m->hp.rope) * krn_cache_elem_bytes(cache) * m->hp.n_layers;
-    for (uint32_t r = 0; r < p->n_ranks; r++) {
-        uint64_t bytes = 0;
-        for (uint32_t i = 0; i < p->n_views; i++) {
-            const struct op_view *v = plan_view(p, r, i);
-            bytes += v->rows != 0 ? (uint64_t)krn_row_bytes(v->type, v->k) * v->rows * v->n_mats : 0;
-        }
-        json_array_append_new(a, json_pack("{s:i,s:I,s:I}", "rank", (int)r, "bytes_weights", (json_int_t)bytes, "bytes_cache_per_token", (json_int_t)per_token));
-    }
-    return a;
-}
-
-/* What this machine holds: all ranks of a CPU backend share its memory, and the weights are there once. */
-static json_t *fits_json(const struct model *m, const json_t *ranks, json_t *warnings)
-{
-    double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE), weights = (double)m->w.file_bytes + (double)m->w.owned_bytes;
-    double per_token = (double)json_integer_value(json_object_get(json_array_get(ranks, 0), "bytes_cache_per_token")) * (double)json_array_size(ranks);
-    double left = memory - weights;
-    if (left < 0)
+    const json_t *gpus = json_object_get(fits, "gpus");
+    double memory = json_number_value(json_object_get(fits, "memory")), weights = json_number_value(json_object_get(fits, "weights"));
+    if (weights > memory)
         add_warning(warnings, "the weights (%.1f GB) are larger than this machine's memory (%.1f GB)", weights / 1e9, memory / 1e9);
-    return json_pack("{s:I,s:I,s:I}", "memory", (json_int_t)memory, "weights", (json_int_t)weights, "cache_tokens", (json_int_t)(left > 0 ? left / per_token : 0));
+    if (json_is_object(gpus) && json_is_false(json_object_get(gpus, "fits")))
+        add_warning(warnings, "the weights do not fit %lld GPUs of %.1f GB: %.1f GB are missing on the fullest",
+                    (long long)json_integer_value(json_object_get(gpus, "used")), json_number_value(json_object_get(gpus, "memory")) / 1e9,
+                    json_number_value(json_object_get(gpus, "missing")) / 1e9);
 }
 
 /* Every block of every tensor: scales that are no numbers come from broken conversions and turn whole rows into NaN. */
@@ -177,96 +168,112 @@ static void fill_warnings(json_t *a, const struct model *m, const struct shard_p
 {
     size_t unused = 0;
     const char *first = NULL;
-    for (size_t i = 0; m->gguf != NULL && i < gguf_n_tensors(m->gguf); i++)
+    for (size_t i = 0; i < gguf_n_tensors(m->gguf); i++)
         if (!m->w.used[i]) {
             first = first == NULL ? gguf_tensor_at(m->gguf, i)->name : first;
             unused++;
         }
+    for (uint32_t i = 0; i < m->hp.n_defaults; i++)
+        if (m->hp.defaults[i].matters)
+            add_warning(a, "%s is not in the file and changes what is computed: taken as %s, %s", m->hp.defaults[i].key, m->hp.defaults[i].value, m->hp.defaults[i].meaning);
     if (unused != 0)
         add_warning(a, "%zu tensors are in the file but used by nothing, the first is %s", unused, first);
     if (m->w.tied)
         add_warning(a, "output.weight is missing: token_embd.weight serves as the head");
     if (m->hp.legacy_kv_b)
         add_warning(a, "attn_kv_b was taken apart at load: %llu bytes of f32", (unsigned long long)m->w.owned_bytes);
-    for (size_t i = 0; m->vocab != NULL && vocab_note(m->vocab, i) != NULL; i++)
+    for (size_t i = 0; vocab_note(m->vocab, i) != NULL; i++)
         add_warning(a, "%s", vocab_note(m->vocab, i));
     if (m->hp.n_experts != 0)
         add_warning(a, "experts are split %s: %s", shard->split[shard->n_layers - 1] == SHARD_EP ? "whole (ep)" : "inside (tp)", shard->split_why);
 }
 
-static enum rs_result audit(const struct model *m, uint32_t ranks, enum shard_split split, enum krn_cache_type cache, bool check, json_t *o, struct rs_error *err)
+struct question {
+    uint32_t ranks;
+    enum shard_split split;
+    enum krn_cache_type cache;
+    bool check;
+    struct audit_gpus gpus;
+};
+
+static void fill(const struct model *m, const struct question *q, const struct shard_plan *shard, const struct program *p, const struct program *next, json_t *o)
+{
+    json_t *warnings = json_array(), *slots = json_array(), *plan = json_array(), *holds = audit_ranks(m, p, next, q->cache), *fits = audit_fits(m, holds, &q->gpus);
+    uint32_t cut = 0;
+    add_slots(slots, p);
+    add_plan(plan, m, p, NULL, q->check, &cut, warnings);
+    if (next != NULL) {
+        add_slots(slots, next);
+        add_plan(plan, m, next, p, q->check, &cut, warnings);
+    }
+    json_object_set_new(o, "file", file_json(m));
+    json_object_set_new(o, "defaults", defaults_json(&m->hp));
+    json_object_set_new(o, "slots", slots);
+    json_object_set_new(o, "allreduce", json_pack("{s:s,s:i,s:i}", "formula", "2 x layers + 1", "layers", (int)m->hp.n_layers, "per_step",
+                                                  (int)hparams_allreduces(&m->hp)));
+    json_object_set_new(o, "plan", plan);
+    json_object_set_new(o, "cut_blocks", json_integer(cut));
+    json_object_set_new(o, "ranks", holds);
+    json_object_set_new(o, "fits", fits);
+    fit_warnings(fits, warnings);
+    fill_warnings(warnings, m, shard);
+    if (cut != 0)
+        add_warning(warnings, "%u slices begin or end inside of a quantisation block", cut);
+    if (q->check)
+        check_scales(m, warnings);
+    json_object_set_new(o, "checked", json_boolean(q->check));
+    json_object_set_new(o, "warnings", warnings);
+}
+
+static enum rs_result audit(const struct model *m, const struct question *q, json_t *o, struct rs_error *err)
 {
     struct shard_plan shard = {0};
-    struct program p = {0};
-    enum rs_result rc = shard_make(&m->hp, &m->w, ranks, split, &shard, err);
+    struct program p = {0}, next = {0};
+    const bool nextn = m->hp.n_nextn != 0;
+    enum rs_result rc = shard_make(&m->hp, &m->w, q->ranks, q->split, &shard, err);
     if (rc == RS_OK)
         rc = plan_build(&m->hp, &m->w, &shard, PLAN_MAIN, m->hp.context, &p, err);
-    if (rc == RS_OK) {
-        json_object_set_new(o, "file", file_json(m));
-        json_object_set_new(o, "defaults", defaults_json(&m->hp));
-        json_object_set_new(o, "slots", slots_json(&p));
-        json_object_set_new(o, "allreduce", json_pack("{s:s,s:i,s:i}", "formula", "2 x layers + 1", "layers", (int)m->hp.n_layers, "per_step",
-                                                      (int)hparams_allreduces(&m->hp)));
-        json_t *warnings = json_array(), *holds = ranks_json(m, &p, cache);
-        json_object_set_new(o, "plan", plan_json(m, &p, check, warnings));
-        json_object_set_new(o, "ranks", holds);
-        json_object_set_new(o, "fits", fits_json(m, holds, warnings));
-        fill_warnings(warnings, m, &shard);
-        if (check)
-            check_scales(m, warnings);
-        json_object_set_new(o, "checked", json_boolean(check));
-        json_object_set_new(o, "warnings", warnings);
-    }
+    if (rc == RS_OK && nextn)
+        rc = plan_build(&m->hp, &m->w, &shard, PLAN_NEXTN, m->hp.context, &next, err);
+    if (rc == RS_OK)
+        fill(m, q, &shard, &p, nextn ? &next : NULL, o);
+    plan_free(&next);
     plan_free(&p);
     shard_free(&shard);
     return rc;
 }
 
-/* A known model by name, shapes only: how would it be dealt? */
-static enum rs_result synthetic(const char *name, uint32_t layers, struct model **out, struct rs_error *err)
-{
-    struct model *m = calloc(1, sizeof *m);
-    if (m == NULL || (m->path = strdup(name)) == NULL) {
-        free(m);
-        return error_set(err, RS_ENOMEM, "out of memory for a model");
-    }
-    enum rs_result rc = synth_make(name, layers, &m->hp, &m->w, err);
-    if (rc != RS_OK) {
-        model_close(m);
-        return rc;
-    }
-    *out = m;
-    return RS_OK;
-}
-
 static enum rs_result msg_audit(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
-    const char *path = NULL, *split = "auto", *synth = NULL;
-    uint32_t layers = 0, ranks = e->rt != NULL ? e->rt->cfg.ranks : 1;
-    bool check = false;
+    const char *path = NULL, *split = "auto";
+    struct synth_spec made;
+    struct question q = {.ranks = e->rt != NULL ? e->rt->cfg.ranks : 1, .cache = e->rt != NULL ? e->rt->cfg.cache : KRN_CACHE_F16};
+    float gib = 0;
     args_str(a, "path", &path);
     args_str(a, "split", &split);
-    args_u32(a, "ranks", 1, RS_MAX_RANKS, &ranks);
-    args_bool(a, "check", &check);
-    args_str(a, "synthetic", &synth);
-    args_u32(a, "layers", 1, HP_MAX_LAYERS, &layers);
+    args_u32(a, "ranks", 1, RS_MAX_RANKS, &q.ranks);
+    args_bool(a, "check", &q.check);
+    args_u32(a, "gpus", 1, RS_MAX_RANKS, &q.gpus.n);
+    args_f32(a, "gpu_memory", 0.001, 1e6, &gib);
+    bool synth = msg_read_synthetic(a, &made);
     enum rs_result rc = args_end(a);
     if (rc != RS_OK)
         return rc;
-    if (synth != NULL && (path != NULL || check))
+    if (synth && (path != NULL || q.check))
         return error_set(err, RS_EUSAGE, "audit: a synthetic model has no file and no data to check");
-    if (path == NULL && synth == NULL && e->model == NULL)
+    if (path == NULL && !synth && e->model == NULL)
         return error_set(err, RS_ESTATE, "audit: no model is open and no path was given");
-    enum shard_split s = strcmp(split, "tp") == 0 ? SHARD_TP : strcmp(split, "ep") == 0 ? SHARD_EP : SHARD_AUTO;
-    if (s == SHARD_AUTO && strcmp(split, "auto") != 0)
+    q.gpus.memory = (uint64_t)((double)gib * 0x1p30);
+    q.split = strcmp(split, "tp") == 0 ? SHARD_TP : strcmp(split, "ep") == 0 ? SHARD_EP : SHARD_AUTO;
+    if (q.split == SHARD_AUTO && strcmp(split, "auto") != 0)
         return error_set(err, RS_EUSAGE, "audit: split must be auto, tp or ep, not '%.20s'", split);
     struct model *other = NULL;
     if (path != NULL)
         rc = model_open(path, &other, err);
-    else if (synth != NULL)
-        rc = synthetic(synth, layers, &other, err);
+    else if (synth)
+        rc = model_make(&made, &other, err);
     if (rc == RS_OK)
-        rc = audit(other != NULL ? other : e->model, ranks, s, e->rt != NULL ? e->rt->cfg.cache : KRN_CACHE_F16, check, m->reply, err);
+        rc = audit(other != NULL ? other : e->model, &q, m->reply, err);
     model_close(other);
     return rc;
 }

@@ -6,6 +6,7 @@
 #include "engine/engine.h"
 #include "engine/error.h"
 #include "engine/msg.h"
+#include "engine/msg_util.h"
 #include "engine/quantise.h"
 #include "engine/server.h"
 #include "engine/shape.h"
@@ -90,12 +91,48 @@ static enum rs_result msg_quantize(struct engine *e, struct msg *m, struct args 
     return RS_OK;
 }
 
-static enum rs_result no_shape(const char *arch, struct rs_error *err)
+static enum rs_result no_shape(const char *method, const char *arch, struct rs_error *err)
 {
     char list[200] = "";
     for (size_t i = 0; shape_name(i) != NULL; i++)
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i > 0 ? ", " : "", shape_name(i));
-    return error_set(err, RS_ENOTFOUND, "synth: no shape '%.30s'; there are: %s", arch, list);
+    return error_set(err, RS_ENOTFOUND, "%s: no shape '%.30s'; there are: %s", method, arch, list);
+}
+
+/* "R/N" */
+static bool read_slice(const char *s, struct synth_spec *out)
+{
+    char *end;
+    unsigned long r = strtoul(s, &end, 10), n = 0;
+    if (*s >= '0' && *s <= '9' && *end == '/' && end[1] >= '1' && end[1] <= '9')
+        n = strtoul(end + 1, &end, 10);
+    if (n < 2 || n > RS_MAX_RANKS || r >= n || *end != '\0')
+        return false;
+    out->rank = (uint32_t)r;
+    out->of = (uint32_t)n;
+    return true;
+}
+
+bool msg_read_synthetic(struct args *a, struct synth_spec *out)
+{
+    const char *arch = NULL, *slice = NULL, *recipe = NULL;
+    *out = (struct synth_spec){.options.seed = 1};
+    bool given = args_str(a, "synthetic", &arch), more = args_u32(a, "layers", 1, HP_MAX_LAYERS, &out->options.layers);
+    more |= args_u32(a, "experts", 1, HP_MAX_EXPERTS, &out->options.experts);
+    more |= args_u32(a, "vocab", 512, UINT32_MAX, &out->options.vocab);
+    more |= args_str(a, "rank", &slice);
+    more |= args_str(a, "recipe", &recipe);
+    if (a->rc != RS_OK || (!given && !more))
+        return false;
+    if (!given)
+        a->rc = error_set(a->err, RS_EUSAGE, "%s: layers, experts, vocab, rank and recipe belong to synthetic", a->method);
+    else if ((out->shape = shape_find(arch)) == NULL)
+        a->rc = no_shape(a->method, arch, a->err);
+    else if (slice != NULL && !read_slice(slice, out))
+        a->rc = error_set(a->err, RS_EUSAGE, "%s: rank must be R/N, R from 0 and less than N, N from 2 to %d, not '%.20s'", a->method, RS_MAX_RANKS, slice);
+    else if (recipe != NULL)
+        a->rc = recipe_parse(recipe, false, &out->recipe, a->err);
+    return a->rc == RS_OK;
 }
 
 static enum rs_result msg_synth(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
@@ -117,7 +154,7 @@ static enum rs_result msg_synth(struct engine *e, struct msg *m, struct args *a,
         rc = args_end(a);
     const struct shape *s = rc == RS_OK ? shape_find(arch) : NULL;
     if (rc == RS_OK && s == NULL)
-        rc = no_shape(arch, err);
+        rc = no_shape("synth", arch, err);
     o.recipe = given ? &r : NULL;
     o.seed = (uint64_t)seed;
     if (rc == RS_OK)

@@ -64,6 +64,7 @@ static json_t *model_json(const struct model *m)
         {"context", hp->context}, {"heads", hp->n_heads}, {"experts", hp->n_experts}, {"experts_used", hp->n_used}, {"index_topk", hp->index_topk}};
     for (size_t i = 0; i < sizeof n / sizeof n[0]; i++)
         json_object_set_new(o, n[i].key, json_integer(n[i].v));
+    json_object_set_new(o, "slice", m->slice_of != 0 ? json_pack("{s:i,s:i}", "rank", (int)m->slice, "of", (int)m->slice_of) : json_null());
     json_object_set_new(o, "template", m->chat_template != NULL ? json_string(m->chat_template) : json_null());
     json_object_set_new(o, "pre", json_string(vocab_pre_name(m->vocab)));
     json_object_set_new(o, "bos", json_integer(vocab_bos(m->vocab)));
@@ -171,7 +172,10 @@ static enum rs_result msg_open(struct engine *e, struct msg *m, struct args *a, 
     bool graph = e->graph, fast = e->fast, guard = e->guard;
     uint32_t spec = 0;
     json_t *patches = NULL;
-    args_need(a, args_str(a, "path", &path), "path");
+    struct synth_spec made;
+    struct model *model = NULL;
+    bool synthetic = msg_read_synthetic(a, &made);
+    args_need(a, args_str(a, "path", &path) || synthetic, "path (or synthetic)");
     args_u32(a, "ranks", 1, RS_MAX_RANKS, &cfg.ranks);
     parse_backend(a, &cfg.backend);
     args_u32(a, "gpus", 1, RS_MAX_RANKS, &cfg.gpus);
@@ -186,11 +190,18 @@ static enum rs_result msg_open(struct engine *e, struct msg *m, struct args *a, 
     enum rs_result rc = args_end(a);
     if (rc != RS_OK)
         return rc;
+    if (synthetic && path != NULL)
+        return error_set(err, RS_EUSAGE, "open: path or synthetic, not both");
+    rc = synthetic ? model_make(&made, &model, err) : model_open(path, &model, err);
+    if (rc != RS_OK)
+        return rc;
     struct patch_table before = e->patches.now;
     if (patches != NULL)
         rc = plan_patches(e, patches, err);
     if (rc == RS_OK)
-        rc = engine_load(e, path, &cfg, err);
+        rc = engine_load(e, model, &cfg, err);
+    else
+        model_close(model);
     if (rc == RS_OK)
         spec_want(e, spec);
     if (rc == RS_OK)

@@ -4,6 +4,7 @@
 
 #include "engine/engine.h"
 #include "engine/msg.h"
+#include "engine/synth.h"
 
 /* RS_ESTATE naming the op if `ch` holds an implementation that graph mode must refuse. */
 enum rs_result msg_check_capturable(const struct engine *e, const struct choice *ch, bool graph, bool guard, struct rs_error *err);
@@ -17,5 +18,8 @@ bool msg_read_rank(struct engine *e, struct args *a, int *rank);
 bool msg_read_site(struct args *a, bool needed, const char *preset, char out[OP_SITE_MAX]);
 /* "segments" or "text" (+ "special") or "ids" of a request as token ids; caller frees. */
 enum rs_result msg_read_ids(struct engine *e, struct args *a, int32_t **ids, size_t *n, struct rs_error *err);
+/* "synthetic" with "layers", "experts", "vocab", "rank" ("R/N"), "recipe": a model without a file. Returns whether the first was given; those after it
+ * need it. false with a->rc set when something is off. */
+bool msg_read_synthetic(struct args *a, struct synth_spec *out);
 
 #endif

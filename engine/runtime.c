@@ -22,18 +22,31 @@ const struct op_impl *runtime_impls(enum backend_kind backend, size_t *n)
     return backend_cpu_impls(n);
 }
 
-static enum rs_result open_backend(struct runtime *rt, const struct model *m, const struct backend_limits *lim, struct pool *pool, enum krn_isa isa,
+/* The CPU computes with weights in memory, so those of a made-up model are made when it first asks. */
+static enum rs_result make_weights(struct runtime *rt, struct model *m, struct pool *pool, struct rs_error *err)
+{
+    if (m->slice_of != 0)
+        return synth_fill_slice(m->gguf, &rt->prog, rt->has_nextn ? &rt->nextn : NULL, pool, &rt->made, err);
+    enum rs_result rc = m->filled ? RS_OK : synth_fill(m->gguf, pool, err);
+    m->filled = rc == RS_OK;
+    return rc;
+}
+
+static enum rs_result open_backend(struct runtime *rt, struct model *m, const struct backend_limits *lim, struct pool *pool, enum krn_isa isa,
                                    struct rs_error *err)
 {
     const struct program *nextn = rt->has_nextn ? &rt->nextn : NULL;
     if (rt->cfg.backend == BACKEND_CUDA) {
 #ifdef HAVE_CUDA
-        struct cuda_config cc = {.n_gpus = rt->cfg.gpus, .only_rank = -1, .fuse = true, .pdl = true};
+        struct cuda_config cc = {.n_gpus = rt->cfg.gpus, .fuse = true, .pdl = true};
         return backend_cuda_open(&m->hp, &m->w, &rt->shard, &rt->prog, nextn, lim, &cc, &rt->backend, err);
 #else
         return error_set(err, RS_EUNSUPPORTED, "this build has no CUDA: configure it --with-cuda");
 #endif
     }
+    enum rs_result rc = m->made_up ? make_weights(rt, m, pool, err) : RS_OK;
+    if (rc != RS_OK)
+        return rc;
     return backend_cpu_open(&m->hp, &m->w, &rt->shard, &rt->prog, nextn, lim, pool, isa, &rt->backend, err);
 }
 
@@ -61,19 +74,25 @@ enum rs_result runtime_resolve(struct runtime *rt, const struct patch_table *pat
     return RS_OK;
 }
 
-enum rs_result runtime_open(const struct model *m, const struct runtime_config *cfg, const struct patch_table *patches, struct pool *pool,
+enum rs_result runtime_open(struct model *m, const struct runtime_config *cfg, const struct patch_table *patches, struct pool *pool,
                             enum krn_isa isa, struct runtime **out, struct rs_error *err)
 {
     struct runtime *rt = calloc(1, sizeof *rt);
     if (rt == NULL)
         return error_set(err, RS_ENOMEM, "out of memory for the runtime");
+    if (m->slice_of != 0 && cfg->ranks != 1) {
+        free(rt);
+        return error_set(err, RS_EUSAGE, "rank %u of %u is open alone: it cannot be dealt to %u ranks", m->slice, m->slice_of, cfg->ranks);
+    }
     rt->cfg = *cfg;
     rt->has_nextn = m->hp.n_nextn != 0;
     uint32_t blocks = (cfg->ctx + RUNTIME_BLOCK - 1) / RUNTIME_BLOCK;
     uint32_t keys = m->hp.context < blocks * RUNTIME_BLOCK ? m->hp.context : blocks * RUNTIME_BLOCK;
     struct backend_limits lim = {.max_rows = cfg->batch_tokens, .max_logits = cfg->max_logits, .max_keys = keys, .block = RUNTIME_BLOCK,
-                                 .n_blocks = blocks + 1, .cache = cfg->cache};
-    enum rs_result rc = shard_make(&m->hp, &m->w, cfg->ranks, cfg->split, &rt->shard, err);
+                                 .n_blocks = blocks + 1, .cache = cfg->cache, .peers = m->slice_of, .peer = m->slice, .made_up = m->made_up};
+    enum rs_result rc = shard_make(&m->hp, &m->w, m->slice_of != 0 ? m->slice_of : cfg->ranks, cfg->split, &rt->shard, err);
+    if (rc == RS_OK && m->slice_of != 0)
+        shard_slice(&rt->shard, m->slice);
     if (rc == RS_OK)
         rc = plan_build(&m->hp, &m->w, &rt->shard, PLAN_MAIN, keys, &rt->prog, err);
     if (rc == RS_OK && rt->has_nextn)
@@ -98,6 +117,7 @@ void runtime_close(struct runtime *rt)
         return;
     if (rt->backend != NULL)
         rt->backend->ops->close(rt->backend);
+    synth_free(&rt->made);
     kv_close(&rt->kv);
     plan_free(&rt->prog);
     plan_free(&rt->nextn);

@@ -29,9 +29,11 @@ struct runtime {
     struct kv kv;
     struct choice *choices;        /* of prog; replaced when the patch table changes */
     struct choice *nextn_choices;
+    struct synth_memory made;      /* weights of a made-up model's slice */
 };
 
-enum rs_result runtime_open(const struct model *m, const struct runtime_config *cfg, const struct patch_table *patches, struct pool *pool,
+/* May make a made-up model's weights, hence no const. */
+enum rs_result runtime_open(struct model *m, const struct runtime_config *cfg, const struct patch_table *patches, struct pool *pool,
                             enum krn_isa isa, struct runtime **out, struct rs_error *err);
 /* The implementations that a backend has. */
 const struct op_impl *runtime_impls(enum backend_kind backend, size_t *n);

@@ -176,7 +176,13 @@ static void write_vocab(struct gguf_writer *w, uint32_t n)
 
 /* ---- tensors ---- */
 
-enum fill { FILL_RANDOM, FILL_ONES, FILL_ZEROS };
+enum shape_fill shape_fill_of(const char *tensor)
+{
+    size_t n = strlen(tensor);
+    if (n >= 5 && strcmp(tensor + n - 5, ".bias") == 0)
+        return SHAPE_ZEROS;
+    return strstr(tensor, "norm") != NULL ? SHAPE_ONES : SHAPE_RANDOM;
+}
 
 struct maker {
     struct gguf_writer *w;
@@ -196,15 +202,16 @@ enum { POOL_BYTES = 8 << 20 };
 static const char DEFAULT_TYPES[] = "*.weight Q8_0\n*ffn_gate_exps* Q4_K\n*ffn_up_exps* Q4_K\n*ffn_down_exps* Q5_K\n";
 
 /* The weights of one tensor: as many as fit into the pool are made, and repeated. */
-static void write_bytes(struct maker *m, uint32_t type, enum fill fill, const uint64_t ne[4])
+static void write_bytes(struct maker *m, const char *name, uint32_t type, const uint64_t ne[4])
 {
     const struct krn_type_info *info = krn_type_info(type);
+    const enum shape_fill fill = shape_fill_of(name);
     uint64_t n = ne[0] * ne[1] * ne[2], blocks = n / info->block_elems, fit = POOL_BYTES / info->block_bytes;
     size_t made = (size_t)(blocks < fit ? blocks : fit);
-    if (fill == FILL_RANDOM)
+    if (fill == SHAPE_RANDOM)
         krn_quant_random(type, &m->seed, 1 / sqrtf((float)ne[0]), m->pool, made * info->block_elems);
-    for (size_t i = 0; fill != FILL_RANDOM && i < made; i++)
-        ((float *)(void *)m->pool)[i] = fill == FILL_ONES ? 1 : 0;
+    for (size_t i = 0; fill != SHAPE_RANDOM && i < made; i++)
+        ((float *)(void *)m->pool)[i] = fill == SHAPE_ONES ? 1 : 0;
     for (uint64_t at = 0; at < blocks && m->rc == RS_OK;) {
         size_t from = at == 0 ? 0 : (size_t)(m->seed += 0x9e3779b97f4a7c15u) % made; /* elsewhere each time: no two slices are equal */
         size_t now = blocks - at < made - from ? (size_t)(blocks - at) : made - from;
@@ -215,7 +222,7 @@ static void write_bytes(struct maker *m, uint32_t type, enum fill fill, const ui
     }
 }
 
-static void tensor(struct maker *m, int layer, const char *suffix, uint32_t type, enum fill fill, uint64_t k, uint64_t rows, uint64_t mats)
+static void tensor(struct maker *m, int layer, const char *suffix, uint32_t type, uint64_t k, uint64_t rows, uint64_t mats)
 {
     char name[80];
     uint64_t ne[4] = {k, rows, mats, 1};
@@ -228,7 +235,7 @@ static void tensor(struct maker *m, int layer, const char *suffix, uint32_t type
         snprintf(name, sizeof name, "blk.%d.%s", layer, suffix);
     type = recipe_type(&m->recipe, name, n_dims, ne, type);
     if (m->writing) {
-        write_bytes(m, type, fill, ne);
+        write_bytes(m, name, type, ne);
         return;
     }
     gguf_write_tensor(m->w, name, type, n_dims, ne);
@@ -237,18 +244,18 @@ static void tensor(struct maker *m, int layer, const char *suffix, uint32_t type
 
 static void matrix(struct maker *m, int layer, const char *suffix, uint64_t k, uint64_t rows, uint64_t mats)
 {
-    tensor(m, layer, suffix, KRN_F32, FILL_RANDOM, k, rows, mats);
+    tensor(m, layer, suffix, KRN_F32, k, rows, mats);
 }
 
 static void norm(struct maker *m, int layer, const char *suffix, uint64_t n)
 {
-    tensor(m, layer, suffix, KRN_F32, FILL_ONES, n, 1, 1);
+    tensor(m, layer, suffix, KRN_F32, n, 1, 1);
 }
 
 static void attention(struct maker *m, const struct shape *s, int i)
 {
     uint64_t e = s->embd, h = s->heads, l = SHAPE_KV_LORA, k = s->nope + SHAPE_ROPE;
-    tensor(m, i, "attn_k_b.weight", KRN_F32, FILL_RANDOM, s->nope, l, h);
+    tensor(m, i, "attn_k_b.weight", KRN_F32, s->nope, l, h);
     norm(m, i, "attn_kv_a_norm.weight", l);
     matrix(m, i, "attn_kv_a_mqa.weight", e, l + SHAPE_ROPE, 1);
     norm(m, i, "attn_norm.weight", e);
@@ -265,7 +272,7 @@ static void attention(struct maker *m, const struct shape *s, int i)
         return;
     matrix(m, i, "indexer.attn_k.weight", e, SHAPE_INDEX_DIM, 1);
     matrix(m, i, "indexer.attn_q_b.weight", s->q_lora, (uint64_t)s->index_heads * SHAPE_INDEX_DIM, 1);
-    tensor(m, i, "indexer.k_norm.bias", KRN_F32, FILL_ZEROS, SHAPE_INDEX_DIM, 1, 1);
+    tensor(m, i, "indexer.k_norm.bias", KRN_F32, SHAPE_INDEX_DIM, 1, 1);
     norm(m, i, "indexer.k_norm.weight", SHAPE_INDEX_DIM);
     matrix(m, i, "indexer.proj.weight", e, s->index_heads, 1);
 }
@@ -281,7 +288,7 @@ static void feed_forward(struct maker *m, const struct shape *s, int i, bool moe
         return;
     }
     if (s->sigmoid)
-        tensor(m, i, "exp_probs_b.bias", KRN_F32, FILL_ZEROS, experts, 1, 1);
+        tensor(m, i, "exp_probs_b.bias", KRN_F32, experts, 1, 1);
     matrix(m, i, "ffn_down_exps.weight", x, e, experts);
     matrix(m, i, "ffn_down_shexp.weight", shared, e, 1);
     matrix(m, i, "ffn_gate_exps.weight", e, x, experts);
@@ -308,35 +315,64 @@ static void all_tensors(struct maker *m, const struct shape *s, const struct cut
     }
 }
 
-enum rs_result shape_write(const struct shape *s, const struct shape_options *o, const char *path, shape_progress progress, void *arg, struct rs_error *err)
+/* The head into m->w; what was cut, for the weights, into *c. On failure m->w is NULL or to be aborted. */
+static enum rs_result describe(struct maker *m, const struct shape *s, const struct shape_options *o, const char *path, struct cut *c, struct rs_error *err)
 {
     static const char *const ARCHS[] = {[HP_GLM_DSA] = "glm-dsa", [HP_DEEPSEEK2] = "deepseek2", [HP_DEEPSEEK32] = "deepseek32"};
-    const struct cut c = {.layers = o->layers != 0 ? o->layers : s->layers, .nextn = o->layers != 0 ? 0 : s->nextn,
-                          .experts = o->experts != 0 ? o->experts : s->experts, .vocab = o->vocab != 0 ? o->vocab : s->vocab};
-    struct maker m = {.o = o, .seed = o->seed, .progress = progress, .arg = arg, .rc = RS_OK, .err = err};
-    if (c.layers > s->layers || c.experts > s->experts || c.vocab > s->vocab)
+    *c = (struct cut){.layers = o->layers != 0 ? o->layers : s->layers, .nextn = o->layers != 0 ? 0 : s->nextn,
+                      .experts = o->experts != 0 ? o->experts : s->experts, .vocab = o->vocab != 0 ? o->vocab : s->vocab};
+    *m = (struct maker){.o = o, .seed = o->seed, .rc = RS_OK, .err = err};
+    if (c->layers > s->layers || c->experts > s->experts || c->vocab > s->vocab)
         return error_set(err, RS_EUSAGE, "%s has %u layers, %u experts and %u tokens", s->name, s->layers, s->experts, s->vocab);
-    m.rc = recipe_parse(DEFAULT_TYPES, false, &m.recipe, err);
-    for (uint32_t i = 0; m.rc == RS_OK && o->recipe != NULL && i < o->recipe->n; i++) {
-        if (m.recipe.n == RECIPE_MAX_RULES)
+    enum rs_result rc = recipe_parse(DEFAULT_TYPES, false, &m->recipe, err);
+    for (uint32_t i = 0; rc == RS_OK && o->recipe != NULL && i < o->recipe->n; i++) {
+        if (m->recipe.n == RECIPE_MAX_RULES)
             return error_set(err, RS_EUSAGE, "recipe: more than %d rules", RECIPE_MAX_RULES - 4);
-        m.recipe.rule[m.recipe.n++] = o->recipe->rule[i];
+        m->recipe.rule[m->recipe.n++] = o->recipe->rule[i];
     }
-    if (m.rc == RS_OK && (m.pool = malloc(POOL_BYTES)) == NULL)
-        m.rc = error_set(err, RS_ENOMEM, "out of memory for made-up weights");
-    if (m.rc == RS_OK)
-        m.rc = gguf_write_open(path, &m.w, err);
-    if (m.rc == RS_OK) {
-        struct keys k = {m.w, ARCHS[s->arch]};
-        write_keys(&k, s, &c);
-        write_vocab(m.w, c.vocab);
-        all_tensors(&m, s, &c);
+    if (rc == RS_OK)
+        rc = gguf_write_open(path, &m->w, err);
+    if (rc != RS_OK)
+        return rc;
+    struct keys k = {m->w, ARCHS[s->arch]};
+    write_keys(&k, s, c);
+    write_vocab(m->w, c->vocab);
+    all_tensors(m, s, c);
+    return m->rc;
+}
+
+enum rs_result shape_write(const struct shape *s, const struct shape_options *o, const char *path, shape_progress progress, void *arg, struct rs_error *err)
+{
+    struct maker m;
+    struct cut c;
+    enum rs_result rc = describe(&m, s, o, path, &c, err);
+    m.progress = progress;
+    m.arg = arg;
+    if (rc == RS_OK && (m.pool = malloc(POOL_BYTES)) == NULL)
+        rc = error_set(err, RS_ENOMEM, "out of memory for made-up weights");
+    if (rc == RS_OK) {
         m.writing = true;
         all_tensors(&m, s, &c);
+        rc = m.rc;
     }
     free(m.pool);
-    if (m.rc == RS_OK)
+    if (rc == RS_OK)
         return gguf_write_finish(m.w, err);
     gguf_write_abort(m.w);
-    return m.rc;
+    return rc;
+}
+
+enum rs_result shape_open(const struct shape *s, const struct shape_options *o, struct gguf **out, struct rs_error *err)
+{
+    struct maker m;
+    struct cut c;
+    uint8_t *map;
+    uint64_t bytes;
+    enum rs_result rc = describe(&m, s, o, NULL, &c, err);
+    if (rc != RS_OK) {
+        gguf_write_abort(m.w);
+        return rc;
+    }
+    rc = gguf_write_map(m.w, &map, &bytes, err);
+    return rc == RS_OK ? gguf_open_map(s->name, map, bytes, out, err) : rc;
 }

@@ -30,10 +30,17 @@ struct shape_options {
     uint64_t seed;
 };
 
+/* What the weights of a tensor are, by its name: norms one, biases zero, everything else random. */
+enum shape_fill { SHAPE_RANDOM, SHAPE_ONES, SHAPE_ZEROS };
+enum shape_fill shape_fill_of(const char *tensor);
+
 typedef void (*shape_progress)(void *arg, uint64_t done, uint64_t total);
 
 /* Write a model file of random weights whose activations stay within bounds: matrices of deviation 1 / sqrt(inputs), norms of one. Its vocabulary is
  * the bytes and the family's control tokens, padded to size. Deterministic in the options. Errors: RS_EUSAGE, RS_EIO, RS_ENOMEM. */
 enum rs_result shape_write(const struct shape *s, const struct shape_options *o, const char *path, shape_progress progress, void *arg, struct rs_error *err);
+/* The same as an open file that is nowhere: names, shapes, keys and vocabulary; all weights read as zero until somebody writes them (the tensors'
+ * data may be written). Errors: RS_EUSAGE, RS_ENOMEM. */
+enum rs_result shape_open(const struct shape *s, const struct shape_options *o, struct gguf **out, struct rs_error *err);
 
 #endif

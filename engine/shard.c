@@ -95,3 +95,11 @@ void shard_free(struct shard_plan *p)
     free(p->layer);
     memset(p, 0, sizeof *p);
 }
+
+void shard_slice(struct shard_plan *p, uint32_t rank)
+{
+    for (uint32_t i = 0; i < p->n_layers; i++)
+        p->layer[i] = p->layer[(size_t)i * p->n_ranks + rank]; /* reads ahead of what it writes */
+    p->vocab[0] = p->vocab[rank];
+    p->n_ranks = 1;
+}

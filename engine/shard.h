@@ -37,6 +37,9 @@ enum rs_result shard_make(const struct hparams *hp, const struct weights *w, uin
                           struct rs_error *err);
 void shard_free(struct shard_plan *p);
 
+/* Keep one rank's part alone: the plan of a program that runs as one rank of several which are not there. */
+void shard_slice(struct shard_plan *p, uint32_t rank);
+
 static inline const struct shard_layer *shard_of(const struct shard_plan *p, uint32_t layer, uint32_t rank)
 {
     return &p->layer[(size_t)layer * p->n_ranks + rank];

@@ -2,152 +2,215 @@
 #include "engine/synth.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "engine/error.h"
-#include "engine/shape.h"
-#include "kernels/type.h"
+#include "kernels/quant.h"
 
-struct maker {
-    uintptr_t at; /* the next made-up address */
-    uint64_t params, bytes;
+enum rs_result synth_open(const struct synth_spec *s, struct gguf **out, struct rs_error *err)
+{
+    struct shape_options o = s->options;
+    o.recipe = s->recipe.n != 0 ? &s->recipe : NULL;
+    return shape_open(s->shape, &o, out, err);
+}
+
+/* ---- filling ---- */
+
+/* Rows of one tensor, packed, that lie at dst. */
+struct span {
+    const char *tensor;
+    uint32_t type;
+    uint64_t k, inputs; /* values of a row here, and of a row of the whole tensor */
+    uint64_t rows;
+    uint8_t *dst;
+    uint64_t first; /* number of its first piece */
 };
 
-static struct weight tensor(struct maker *m, const char *name, uint32_t type, uint32_t k, uint32_t rows, uint32_t mats)
+/* Pieces are about this large: enough of them for any number of workers, and each worth a worker's while. */
+enum { PIECE_BYTES = 4 << 20 };
+
+struct job {
+    struct span *span;
+    size_t n, cap;
+    uint64_t pieces, bytes;
+    atomic_ullong next;
+};
+
+static uint64_t rows_per_piece(const struct span *s)
 {
-    struct weight w = {.name = name, .type = type, .k = k, .rows = rows, .n_mats = mats, .row_bytes = krn_row_bytes(type, k)};
-    w.mat_bytes = w.row_bytes * rows;
-    w.data = (const uint8_t *)m->at; /* never read */
-    m->at += (w.mat_bytes * mats + 4095) / 4096 * 4096;
-    m->params += (uint64_t)k * rows * mats;
-    m->bytes += w.mat_bytes * mats;
-    return w;
+    uint64_t n = PIECE_BYTES / krn_row_bytes(s->type, s->k);
+    return n > 0 ? n : 1;
 }
 
-/* Rows that are no whole number of 256-blocks. */
-static uint32_t expert_type(uint32_t type, uint32_t k)
+static bool add(struct job *j, struct span s)
 {
-    return k % 256 == 0 ? type : KRN_Q8_0;
+    if (j->n == j->cap) {
+        j->cap = j->cap * 2 + 256;
+        struct span *p = realloc(j->span, j->cap * sizeof *p);
+        if (p == NULL)
+            return false;
+        j->span = p;
+    }
+    s.first = j->pieces;
+    j->pieces += (s.rows + rows_per_piece(&s) - 1) / rows_per_piece(&s);
+    j->bytes += krn_row_bytes(s.type, s.k) * s.rows;
+    j->span[j->n++] = s;
+    return true;
 }
 
-static void fill_layer(struct maker *m, const struct hparams *hp, uint32_t layer, struct layer_weights *lw)
+/* Values depend on the tensor's name and the piece, never on who makes it. */
+static void make_piece(const struct span *s, uint64_t piece)
 {
-    struct weight *w = lw->w;
-    const uint32_t e = hp->n_embd, heads = hp->n_heads;
-    lw->moe = layer >= hp->n_dense;
-    w[W_ATTN_NORM] = tensor(m, "attn_norm", KRN_F32, e, 1, 1);
-    if (hp->q_lora != 0) {
-        w[W_Q_A] = tensor(m, "attn_q_a", KRN_Q8_0, e, hp->q_lora, 1);
-        w[W_Q_A_NORM] = tensor(m, "attn_q_a_norm", KRN_F32, hp->q_lora, 1, 1);
-        w[W_Q_B] = tensor(m, "attn_q_b", KRN_Q8_0, hp->q_lora, heads * hp->k_mla, 1);
-    } else {
-        w[W_Q] = tensor(m, "attn_q", KRN_Q8_0, e, heads * hp->k_mla, 1);
-    }
-    w[W_KV_A] = tensor(m, "attn_kv_a_mqa", KRN_Q8_0, e, hp->kv_lora + hp->rope, 1);
-    w[W_KV_A_NORM] = tensor(m, "attn_kv_a_norm", KRN_F32, hp->kv_lora, 1, 1);
-    w[W_K_B] = tensor(m, "attn_k_b", KRN_Q8_0, hp->nope, hp->kv_lora, heads);
-    w[W_V_B] = tensor(m, "attn_v_b", KRN_Q8_0, hp->kv_lora, hp->v_head, heads);
-    w[W_ATTN_OUT] = tensor(m, "attn_output", KRN_Q8_0, heads * hp->v_head, e, 1);
-    if (hp->index_heads != 0) {
-        w[W_INDEX_Q_B] = tensor(m, "indexer.attn_q_b", KRN_Q8_0, hp->q_lora, hp->index_heads * hp->index_dim, 1);
-        w[W_INDEX_K] = tensor(m, "indexer.attn_k", KRN_Q8_0, e, hp->index_dim, 1);
-        w[W_INDEX_K_NORM] = tensor(m, "indexer.k_norm", KRN_F32, hp->index_dim, 1, 1);
-        w[W_INDEX_K_NORM_B] = tensor(m, "indexer.k_norm.bias", KRN_F32, hp->index_dim, 1, 1);
-        w[W_INDEX_PROJ] = tensor(m, "indexer.proj", KRN_Q8_0, e, hp->index_heads, 1);
-    }
-    w[W_FFN_NORM] = tensor(m, "ffn_norm", KRN_F32, e, 1, 1);
-    if (!lw->moe) {
-        w[W_FFN_GATE] = tensor(m, "ffn_gate", KRN_Q8_0, e, hp->n_ff, 1);
-        w[W_FFN_UP] = tensor(m, "ffn_up", KRN_Q8_0, e, hp->n_ff, 1);
-        w[W_FFN_DOWN] = tensor(m, "ffn_down", KRN_Q8_0, hp->n_ff, e, 1);
+    uint64_t per = rows_per_piece(s), from = piece * per, n = s->rows - from < per ? s->rows - from : per, seed = 0xcbf29ce484222325u + piece;
+    uint8_t *dst = s->dst + from * krn_row_bytes(s->type, s->k);
+    for (const char *c = s->tensor; *c != '\0'; c++)
+        seed = (seed ^ (uint8_t)*c) * 0x100000001b3u;
+    enum shape_fill fill = shape_fill_of(s->tensor);
+    if (fill == SHAPE_RANDOM) {
+        krn_quant_random(s->type, &seed, 1 / sqrtf((float)s->inputs), dst, (size_t)(n * s->k));
         return;
     }
-    w[W_ROUTER] = tensor(m, "ffn_gate_inp", KRN_F32, e, hp->n_experts, 1);
-    w[W_ROUTER_BIAS] = tensor(m, "exp_probs_b", KRN_F32, hp->n_experts, 1, 1);
-    w[W_GATE_EXPS] = tensor(m, "ffn_gate_exps", expert_type(KRN_Q4_K, e), e, hp->n_ff_exp, hp->n_experts);
-    w[W_UP_EXPS] = tensor(m, "ffn_up_exps", expert_type(KRN_Q4_K, e), e, hp->n_ff_exp, hp->n_experts);
-    w[W_DOWN_EXPS] = tensor(m, "ffn_down_exps", expert_type(KRN_Q5_K, hp->n_ff_exp), hp->n_ff_exp, e, hp->n_experts);
-    w[W_GATE_SHEXP] = tensor(m, "ffn_gate_shexp", KRN_Q8_0, e, hp->n_shared * hp->n_ff_exp, 1);
-    w[W_UP_SHEXP] = tensor(m, "ffn_up_shexp", KRN_Q8_0, e, hp->n_shared * hp->n_ff_exp, 1);
-    w[W_DOWN_SHEXP] = tensor(m, "ffn_down_shexp", KRN_Q8_0, hp->n_shared * hp->n_ff_exp, e, 1);
+    for (uint64_t i = 0; i < n * s->k; i++) /* vectors are f32 */
+        ((float *)(void *)dst)[i] = fill == SHAPE_ONES ? 1 : 0;
 }
 
-static void fill_hparams(const struct shape *s, uint32_t n_layers, struct hparams *hp)
+static void work(void *arg, unsigned worker)
 {
-    static const char *const ARCHS[] = {[HP_GLM_DSA] = "glm-dsa", [HP_DEEPSEEK2] = "deepseek2", [HP_DEEPSEEK32] = "deepseek32"};
-    memset(hp, 0, sizeof *hp);
-    hp->arch = s->arch;
-    snprintf(hp->arch_name, sizeof hp->arch_name, "%s", ARCHS[s->arch]);
-    hp->n_layers = n_layers;
-    hp->context = s->context;
-    hp->n_embd = s->embd;
-    hp->n_ff = s->ff;
-    hp->n_heads = s->heads;
-    hp->vocab = s->vocab;
-    hp->q_lora = s->q_lora;
-    hp->kv_lora = SHAPE_KV_LORA;
-    hp->rope = SHAPE_ROPE;
-    hp->nope = s->nope;
-    hp->v_head = s->v_head;
-    hp->k_mla = s->nope + SHAPE_ROPE;
-    hp->n_experts = s->experts;
-    hp->n_used = s->used;
-    hp->n_shared = s->shared;
-    hp->n_ff_exp = s->ff_exp;
-    hp->n_dense = s->dense < n_layers ? s->dense : n_layers;
-    hp->n_groups = s->groups;
-    hp->n_groups_used = s->groups_used;
-    hp->gating = s->sigmoid ? HP_GATING_SIGMOID : HP_GATING_SOFTMAX;
-    hp->expert_scale = s->expert_scale;
-    hp->expert_norm = s->norm;
-    hp->eps = s->eps;
-    hp->rope_base = (double)s->rope_base;
-    hp->rope_mag = 1;
-    hp->yarn_factor = 1;
-    double m = 1;
-    if (s->yarn_log_mul > 0) {
-        hp->yarn_factor = 40;
-        hp->yarn_context = 4096;
-        hp->yarn_log_mul = (double)s->yarn_log_mul;
-        hp->yarn_beta_fast = 32;
-        hp->yarn_beta_slow = hp->yarn_ext = hp->yarn_attn = 1;
-        m += hp->yarn_log_mul * log(hp->yarn_factor);
+    struct job *j = arg;
+    (void)worker;
+    size_t at = 0;
+    for (uint64_t p; (p = atomic_fetch_add(&j->next, 1)) < j->pieces;) {
+        while (at + 1 < j->n && j->span[at + 1].first <= p)
+            at++;
+        make_piece(&j->span[at], p - j->span[at].first);
     }
-    hp->kq_scale = (float)(m * m / sqrt((double)hp->k_mla));
-    if (s->index_heads == 0)
-        return;
-    hp->index_heads = s->index_heads;
-    hp->index_dim = SHAPE_INDEX_DIM;
-    hp->index_topk = SHAPE_TOP_K;
-    hp->index_interleaved = true;
-    bool shares = s->context >= 1048576; /* the rule of hparams_read() */
-    for (uint32_t i = 0; i < HP_MAX_LAYERS; i++)
-        hp->index_full[i] = !shares || i < 2 || i % 4 == 2;
-    hp->index_rule = shares ? "context of 1M tokens: the GLM-5.2 pattern" : "every layer has its own";
 }
 
-enum rs_result synth_make(const char *name, uint32_t n_layers, struct hparams *hp, struct weights *w, struct rs_error *err)
+/* What could be used without pushing others out. */
+static uint64_t memory_left(void)
 {
-    const struct shape *s = shape_find(name);
-    if (s == NULL)
-        return error_set(err, RS_ENOTFOUND, "no synthetic model '%.40s'; there are: glm-5, glm-5.2, glm-4.7-flash, deepseek-v3, deepseek-v2-lite", name);
-    if (n_layers > s->layers)
-        return error_set(err, RS_EUSAGE, "%s has %u layers, not %u", name, s->layers, n_layers);
-    struct maker m = {.at = (uintptr_t)1 << 20};
-    memset(w, 0, sizeof *w);
-    fill_hparams(s, n_layers != 0 ? n_layers : s->layers, hp);
-    w->layers = calloc(hp->n_layers, sizeof *w->layers);
-    if (w->layers == NULL)
-        return error_set(err, RS_ENOMEM, "out of memory for a synthetic model");
-    w->n_layers = hp->n_layers;
-    w->embed = tensor(&m, "token_embd", KRN_Q8_0, hp->n_embd, hp->vocab, 1);
-    for (uint32_t i = 0; i < hp->n_layers; i++)
-        fill_layer(&m, hp, i, &w->layers[i]);
-    w->output_norm = tensor(&m, "output_norm", KRN_F32, hp->n_embd, 1, 1);
-    w->output = tensor(&m, "output", KRN_Q8_0, hp->n_embd, hp->vocab, 1);
-    w->n_params = m.params;
-    w->file_bytes = m.bytes;
-    return RS_OK;
+    char line[128];
+    unsigned long long kb = 0;
+    FILE *f = fopen("/proc/meminfo", "re");
+    while (f != NULL && kb == 0 && fgets(line, sizeof line, f) != NULL)
+        if (sscanf(line, "MemAvailable: %llu kB", &kb) != 1)
+            kb = 0;
+    if (f != NULL)
+        fclose(f);
+    return kb != 0 ? kb * 1024 : (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static enum rs_result check_room(uint64_t bytes, struct rs_error *err)
+{
+    uint64_t left = memory_left();
+    if (bytes + bytes / 16 <= left)
+        return RS_OK;
+    return error_set(err, RS_ENOMEM, "the made-up weights take %.1f GB, and %.1f GB of memory are left: fewer layers, one rank of more, or smaller types would fit",
+                     (double)bytes / 1e9, (double)left / 1e9);
+}
+
+static enum rs_result run(struct job *j, bool complete, struct pool *pool, struct rs_error *err)
+{
+    if (complete)
+        pool_run(pool, work, j);
+    free(j->span);
+    return complete ? RS_OK : error_set(err, RS_ENOMEM, "out of memory for the list of made-up weights");
+}
+
+enum rs_result synth_fill(const struct gguf *g, struct pool *pool, struct rs_error *err)
+{
+    struct job j = {0};
+    bool ok = true;
+    enum rs_result rc = check_room(gguf_file_bytes(g), err);
+    for (size_t i = 0; i < gguf_n_tensors(g) && rc == RS_OK && ok; i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+        uint8_t *data = (uint8_t *)(uintptr_t)t->data; /* the mapping of gguf_write_map() may be written */
+        ok = add(&j, (struct span){.tensor = t->name, .type = t->type, .k = t->ne[0], .inputs = t->ne[0], .rows = t->ne[1] * t->ne[2] * t->ne[3], .dst = data});
+    }
+    return rc == RS_OK ? run(&j, ok, pool, err) : rc;
+}
+
+/* ---- one rank's slice ---- */
+
+enum { ALIGN = 64 };
+
+static size_t view_bytes(const struct op_view *v)
+{
+    return v->rows == 0 ? 0 : ((size_t)krn_row_bytes(v->type, v->k) * v->rows * v->n_mats + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+static bool same(const struct op_view *a, const struct op_view *b)
+{
+    return a->data == b->data && a->rows == b->rows && a->k == b->k && a->n_mats == b->n_mats;
+}
+
+/* The views of both programs; several may look at the same slice (the NextN block borrows embedding and head). */
+struct views {
+    struct op_view **v; /* [n] */
+    size_t *place;      /* [n] offset in the memory to come */
+    size_t n, bytes;
+};
+
+static bool collect(struct program *const prog[2], struct views *out)
+{
+    size_t cap = prog[0]->n_views + (prog[1] != NULL ? prog[1]->n_views : 0);
+    *out = (struct views){.v = calloc(cap + 1, sizeof *out->v), .place = calloc(cap + 1, sizeof *out->place)};
+    for (int p = 0; p < 2 && out->v != NULL && out->place != NULL; p++)
+        for (uint32_t i = 0; prog[p] != NULL && i < prog[p]->n_views; i++) {
+            struct op_view *v = &prog[p]->views[i];
+            size_t first = 0;
+            if (v->rows == 0)
+                continue;
+            while (first < out->n && !same(out->v[first], v))
+                first++;
+            out->v[out->n] = v;
+            out->place[out->n] = first < out->n ? out->place[first] : out->bytes;
+            out->bytes += first < out->n ? 0 : view_bytes(v);
+            out->n++;
+        }
+    return out->v != NULL && out->place != NULL;
+}
+
+enum rs_result synth_fill_slice(const struct gguf *g, struct program *main_prog, struct program *next, struct pool *pool, struct synth_memory *out,
+                                struct rs_error *err)
+{
+    struct program *const prog[2] = {main_prog, next};
+    struct views vs;
+    struct job j = {0};
+    enum rs_result rc = collect(prog, &vs) ? check_room(vs.bytes, err) : error_set(err, RS_ENOMEM, "out of memory for the list of made-up weights");
+    uint8_t *p = rc == RS_OK ? mmap(NULL, vs.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : MAP_FAILED;
+    if (rc == RS_OK && p == MAP_FAILED)
+        rc = error_set(err, RS_ENOMEM, "out of memory: %zu bytes for made-up weights", vs.bytes);
+    bool ok = true;
+    size_t end = 0;
+    for (size_t i = 0; i < vs.n && rc == RS_OK && ok; i++) {
+        struct op_view *v = vs.v[i];
+        v->data = p + vs.place[i];
+        v->stride = krn_row_bytes(v->type, v->k);
+        v->mat_stride = v->stride * v->rows;
+        if (vs.place[i] < end)
+            continue; /* made already */
+        end = vs.place[i] + view_bytes(v);
+        ok = add(&j, (struct span){.tensor = v->tensor, .type = v->type, .k = v->k, .inputs = gguf_find_tensor(g, v->tensor)->ne[0],
+                                   .rows = (uint64_t)v->rows * v->n_mats, .dst = p + vs.place[i]});
+    }
+    if (rc == RS_OK) {
+        *out = (struct synth_memory){p, vs.bytes};
+        rc = run(&j, ok, pool, err);
+    }
+    free(vs.v);
+    free(vs.place);
+    return rc;
+}
+
+void synth_free(struct synth_memory *m)
+{
+    if (m->p != NULL)
+        munmap(m->p, m->n);
+    *m = (struct synth_memory){0};
 }

@@ -49,11 +49,11 @@ static void by_kind(struct rig *r)
     uint32_t n, count[OP_KIND_COUNT] = {0};
     const float *t = r->backend->ops->op_us(r->backend, &n);
     for (uint32_t i = 0; i < n; i++)
-        for (uint32_t k = 0; k < r->cfg.ranks; k++)
-            if (t[i * r->cfg.ranks + k] > 0) {
-                us[r->prog.ops[i].kind] += (double)t[i * r->cfg.ranks + k];
+        for (uint32_t k = 0; k < r->prog.n_ranks; k++)
+            if (t[i * r->prog.n_ranks + k] > 0) {
+                us[r->prog.ops[i].kind] += (double)t[i * r->prog.n_ranks + k];
                 count[r->prog.ops[i].kind]++;
-                all += (double)t[i * r->cfg.ranks + k];
+                all += (double)t[i * r->prog.n_ranks + k];
             }
     for (int k = 0; k < OP_KIND_COUNT; k++)
         if (count[k] != 0)
@@ -61,8 +61,8 @@ static void by_kind(struct rig *r)
                    count[k], us[k] / count[k]);
     uint32_t lo = r->hp.n_layers / 2;
     for (uint32_t i = 0; i < n; i++)
-        if (r->prog.ops[i].layer == (int)lo && t[i * r->cfg.ranks] > 0)
-            printf("      %-28s %7.2f us\n", r->prog.ops[i].site, (double)t[i * r->cfg.ranks]);
+        if (r->prog.ops[i].layer == (int)lo && t[i * r->prog.n_ranks] > 0)
+            printf("      %-28s %7.2f us\n", r->prog.ops[i].site, (double)t[i * r->prog.n_ranks]);
 }
 
 int main(int argc, char **argv)
@@ -110,7 +110,7 @@ int main(int argc, char **argv)
         return 1;
     }
     uint64_t weights, cache, buffers;
-    r.backend->ops->memory(r.backend, c.only_rank >= 0 ? (uint32_t)c.only_rank : 0, &weights, &cache, &buffers);
+    r.backend->ops->memory(r.backend, 0, &weights, &cache, &buffers);
     printf("  open %.1f s, weights %.2f GB, cache %.2f GB, buffers %.2f GB on a rank\n", (now_ms() - t0) / 1e3, (double)weights / 1e9,
            (double)cache / 1e9, (double)buffers / 1e9);
     for (int graph = 1; graph >= 0; graph--) {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/error.h"
 #include "engine/patch.h"
 #include "engine/synth.h"
 
@@ -11,9 +12,10 @@ enum { BLOCK = 16, SEQS = 64 };
 
 static enum rs_result open_model(struct rig *r, struct rs_error *err)
 {
-    if (r->cfg.path == NULL)
-        return synth_make(r->cfg.synthetic, r->cfg.layers, &r->hp, &r->w, err);
-    enum rs_result rc = gguf_open(r->cfg.path, &r->gguf, err);
+    const struct synth_spec made = {.shape = r->cfg.path == NULL ? shape_find(r->cfg.synthetic) : NULL, .options = {.layers = r->cfg.layers, .seed = 1}};
+    if (r->cfg.path == NULL && made.shape == NULL)
+        return error_set(err, RS_ENOTFOUND, "no shape %s", r->cfg.synthetic);
+    enum rs_result rc = made.shape != NULL ? synth_open(&made, &r->gguf, err) : gguf_open(r->cfg.path, &r->gguf, err);
     if (rc == RS_OK)
         rc = hparams_read(r->gguf, &r->hp, err);
     return rc == RS_OK ? weights_bind(r->gguf, &r->hp, &r->w, err) : rc;
@@ -64,6 +66,8 @@ enum rs_result rig_open(const struct rig_config *cfg, struct rig *r, struct rs_e
     enum rs_result rc = open_model(r, err);
     if (rc == RS_OK)
         rc = shard_make(&r->hp, &r->w, cfg->ranks, SHARD_AUTO, &r->shard, err);
+    if (rc == RS_OK && cfg->only_rank >= 0)
+        shard_slice(&r->shard, (uint32_t)cfg->only_rank);
     if (rc == RS_OK)
         rc = plan_build(&r->hp, &r->w, &r->shard, PLAN_MAIN, keys, &r->prog, err);
     if (rc == RS_OK)
@@ -75,9 +79,11 @@ enum rs_result rig_open(const struct rig_config *cfg, struct rig *r, struct rs_e
                                        .max_keys = keys,
                                        .block = BLOCK,
                                        .n_blocks = 1 + seqs * r->blocks,
-                                       .cache = cfg->cache};
-    const struct cuda_config cc = {
-        .n_gpus = cfg->gpus, .only_rank = cfg->only_rank, .fuse = !cfg->unfused, .pdl = !cfg->no_pdl, .random_weights = cfg->path == NULL};
+                                       .cache = cfg->cache,
+                                       .peers = cfg->only_rank >= 0 ? cfg->ranks : 0,
+                                       .peer = cfg->only_rank >= 0 ? (uint32_t)cfg->only_rank : 0,
+                                       .made_up = cfg->path == NULL};
+    const struct cuda_config cc = {.n_gpus = cfg->gpus, .fuse = !cfg->unfused, .pdl = !cfg->no_pdl};
     if (rc == RS_OK)
         rc = backend_cuda_open(&r->hp, &r->w, &r->shard, &r->prog, NULL, &lim, &cc, &r->backend, err);
     if (rc != RS_OK)

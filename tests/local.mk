@@ -136,6 +136,7 @@ shell_tests = \
 	tests/debugging.t \
 	tests/lua_console.t \
 	tests/lua_docs.t \
+	tests/family.t \
 	tests/fuzz.t \
 	tests/pretok.t \
 	tests/quant_gguf.t \

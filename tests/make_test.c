@@ -19,7 +19,7 @@ static const char *in_work(const char *name)
     return work;
 }
 
-enum change { SAME, NO_GATING, LEGACY_EXPERTS, FUSED_GATE_UP, TWIN_ROWS, BROKEN_SCALE };
+enum change { SAME, NO_GATING, LEGACY_EXPERTS, FUSED_GATE_UP, TWIN_ROWS, BROKEN_SCALE, NO_HEAD, ONE_MORE };
 
 static bool ends(const char *s, const char *end)
 {
@@ -35,6 +35,8 @@ static void put_tensor(struct gguf_writer *w, const struct gguf *g, const struct
     char name[96];
     int layer;
     memcpy(ne, t->ne, sizeof ne);
+    if (c == NO_HEAD && strcmp(t->name, "output.weight") == 0)
+        return;
     bool expert = sscanf(t->name, "blk.%d.", &layer) == 1 && (ends(t->name, "ffn_gate_exps.weight") || ends(t->name, "ffn_up_exps.weight") || ends(t->name, "ffn_down_exps.weight"));
     if (c == LEGACY_EXPERTS && expert) {
         const char *stem = ends(t->name, "gate_exps.weight") ? "gate" : ends(t->name, "up_exps.weight") ? "up" : "down";
@@ -91,9 +93,15 @@ static bool rewrite(const char *from, const char *to, enum change c)
         if (!(c == NO_GATING && ends(kv.key, ".expert_gating_func")))
             gguf_write_kv(w, &kv);
     }
-    for (int data = 0; data < 2; data++)
+    static const uint64_t NE[4] = {4, 1, 1, 1};
+    for (int data = 0; data < 2; data++) {
         for (size_t i = 0; i < gguf_n_tensors(g); i++)
             put_tensor(w, g, gguf_tensor_at(g, i), c, data);
+        if (c == ONE_MORE && data == 0)
+            gguf_write_tensor(w, "blk.1.left_over", KRN_F32, 1, NE);
+        else if (c == ONE_MORE)
+            gguf_write_data(w, "0123456789abcdef", 16, &err);
+    }
     enum rs_result rc = gguf_write_finish(w, &err);
     if (rc != RS_OK)
         tap_diag("%s", err.msg);
@@ -144,6 +152,20 @@ static int defaults_that_matter(const json_t *audit_reply, bool *gating)
     return n;
 }
 
+static const json_t *plan_of(const json_t *audit_reply, const char *tensor)
+{
+    const json_t *list = json_object_get(audit_reply, "plan");
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (strcmp(json_string_value(json_object_get(json_array_get(list, i), "tensor")), tensor) == 0)
+            return json_array_get(list, i);
+    return NULL;
+}
+
+static long long weights_on(const json_t *audit_reply, size_t rank)
+{
+    return json_integer_value(json_object_get(json_array_get(json_object_get(audit_reply, "ranks"), rank), "bytes_weights"));
+}
+
 static void test_audit(struct rs_engine *e)
 {
     char shipped[1024];
@@ -153,6 +175,18 @@ static void test_audit(struct rs_engine *e)
     tap_eq_int(defaults_that_matter(o, &gating), 0, "shipped model: nothing is defaulted that matters");
     tap_ok(!warns(o, "equal slices") && !warns(o, "NaN"), "shipped model: no equal slices, no broken scales");
     tap_ok(json_number_value(json_object_get(json_object_get(o, "fits"), "cache_tokens")) > 0, "what fits into this machine is said");
+    tap_ok(plan_of(o, "blk.6.nextn.eh_proj.weight") != NULL, "the NextN block is dealt too");
+    json_decref(o);
+    o = ec_call(e, "audit", "{\"path\":\"%s\",\"ranks\":4,\"gpus\":2,\"gpu_memory\":2.02}", shipped);
+    const json_t *gpus = json_object_get(json_object_get(o, "fits"), "gpus"), *held = json_object_get(gpus, "weights");
+    tap_ok(json_is_true(json_object_get(gpus, "fits")) && json_array_size(held) == 2 &&
+               json_integer_value(json_array_get(held, 0)) == weights_on(o, 0) + weights_on(o, 1) && json_integer_value(json_object_get(gpus, "cache_tokens")) > 0,
+           "four ranks on two described GPUs: two each, and it fits");
+    json_decref(o);
+    o = ec_call(e, "audit", "{\"path\":\"%s\",\"ranks\":4,\"gpus\":2,\"gpu_memory\":2.001}", shipped);
+    gpus = json_object_get(json_object_get(o, "fits"), "gpus");
+    tap_ok(json_is_false(json_object_get(gpus, "fits")) && json_integer_value(json_object_get(gpus, "missing")) > 0 && warns(o, "do not fit 2 GPUs"),
+           "on smaller ones it does not, and the audit warns");
     json_decref(o);
 
     const char *path = in_work("no-gating.gguf");
@@ -166,6 +200,16 @@ static void test_audit(struct rs_engine *e)
     rewrite(shipped, path, TWIN_ROWS);
     o = audit(e, path, 2, false);
     tap_ok(warns(o, "ranks 0 and 1 hold equal slices of output.weight"), "equal slices of a sharded tensor are named");
+    json_decref(o);
+
+    path = in_work("tied.gguf");
+    rewrite(shipped, path, NO_HEAD);
+    o = audit(e, path, 1, false);
+    tap_ok(warns(o, "output.weight is missing: token_embd.weight serves as the head"), "a tied head is named");
+    json_decref(o);
+    rewrite(shipped, path, ONE_MORE);
+    o = audit(e, path, 1, false);
+    tap_ok(warns(o, "1 tensors are in the file but used by nothing, the first is blk.1.left_over"), "a tensor that nothing uses is named");
     json_decref(o);
 
     path = in_work("broken.gguf");
@@ -254,15 +298,6 @@ static void test_quantize(struct rs_engine *e)
     json_decref(golden);
 }
 
-static const json_t *plan_of(const json_t *audit_reply, const char *tensor)
-{
-    const json_t *list = json_object_get(audit_reply, "plan");
-    for (size_t i = 0; i < json_array_size(list); i++)
-        if (strcmp(json_string_value(json_object_get(json_array_get(list, i), "tensor")), tensor) == 0)
-            return json_array_get(list, i);
-    return NULL;
-}
-
 static long long share(const json_t *plan, size_t rank)
 {
     const json_t *r = json_array_get(json_object_get(plan, "ranks"), rank);
@@ -315,6 +350,57 @@ static void test_synth(struct rs_engine *e)
     unlink(path);
 }
 
+static const char IDS[] = "[5,80,7,200,31,64]";
+
+static float *forward(struct rs_engine *e, size_t *n)
+{
+    float *x;
+    json_decref(ec_blob(e, "forward", json_pack("{s:o,s:s}", "ids", json_loads(IDS, 0, NULL), "logits", "all"), &x, n));
+    return x;
+}
+
+/* Models without a file: whole, over ranks, one rank alone. */
+static void test_synthetic(struct rs_engine *e)
+{
+    static const char *const ARCHS[] = {"glm-4.7-flash", "deepseek-v2-lite", "glm-5"};
+    struct rs_snapshot s = {0};
+    char msg[512];
+    size_t n, m;
+    for (size_t i = 0; i < sizeof ARCHS / sizeof ARCHS[0]; i++) {
+        char spec[200];
+        snprintf(spec, sizeof spec, "\"synthetic\":\"%s\",\"layers\":%d,\"experts\":8,\"vocab\":512,\"recipe\":\"*attn_output* Q5_K\"", ARCHS[i], i == 2 ? 4 : 2);
+        json_decref(ec_call(e, "open", "{%s}", spec));
+        float *one = forward(e, &n);
+        json_decref(ec_call(e, "set", "{\"ranks\":8}"));
+        float *eight = forward(e, &m);
+        tap_ok(n == m && all_finite(one, n) && ec_rel_f(eight, one, n) < 0.05, "%s without a file: 1 and 8 ranks agree (%.3f)", ARCHS[i], ec_rel_f(eight, one, n));
+        json_decref(ec_call(e, "open", "{%s}", spec));
+        free(eight);
+        eight = forward(e, &m);
+        tap_ok(memcmp(one, eight, n * sizeof *one) == 0, "%s: opened again, the same weights", ARCHS[i]);
+        json_t *plan = ec_call(e, "audit", "{%s,\"ranks\":8}", spec);
+        const json_t *out = plan_of(plan, "blk.1.attn_output.weight");
+        tap_ok(out != NULL && strcmp(json_string_value(json_object_get(out, "type")), "Q5_K") == 0, "%s: types by recipe", ARCHS[i]);
+        for (int rank = 0; rank < 8; rank += 5) {
+            json_decref(ec_call(e, "open", "{%s,\"rank\":\"%d/8\"}", spec, rank));
+            free(eight);
+            eight = forward(e, &m);
+            json_decref(ec_call(e, "ping", "{}")); /* the engine has been round once more, and has told its figures */
+            rs_snapshot_read(e, &s);
+            tap_ok(m == n && all_finite(eight, m) && eight[rank * 64 + 3] != 0 && eight[(rank + 1) % 8 * 64 + 3] == 0, "%s, rank %d of 8 alone: its part of the logits", ARCHS[i], rank);
+            tap_eq_int((long long)s.rank[0].bytes_weights, weights_on(plan, (size_t)rank), "%s, rank %d: the weights that the audit says", ARCHS[i], rank);
+        }
+        json_decref(plan);
+        free(one);
+        free(eight);
+    }
+    tap_ok(ec_fails(e, msg, "set", "{\"ranks\":2}") == RS_EUSAGE, "one rank alone stays one: %s", msg);
+    tap_ok(ec_fails(e, msg, "open", "{\"synthetic\":\"glm-5\",\"layers\":2,\"rank\":\"8/8\"}") == RS_EUSAGE, "no such rank: %s", msg);
+    tap_ok(ec_fails(e, msg, "open", "{\"synthetic\":\"gpt-2\"}") == RS_ENOTFOUND, "no such shape: %s", msg);
+    tap_ok(ec_fails(e, msg, "open", "{\"path\":\"x\",\"layers\":2}") == RS_EUSAGE, "layers of a file: %s", msg);
+    tap_ok(ec_fails(e, msg, "open", "{\"synthetic\":\"glm-5\",\"recipe\":\"* F32\"}") == RS_ENOMEM, "more than there is memory: %s", msg);
+}
+
 int main(void)
 {
     struct rs_engine *e = ec_open();
@@ -322,6 +408,7 @@ int main(void)
     test_forms(e);
     test_quantize(e);
     test_synth(e);
+    test_synthetic(e);
     rs_engine_close(e);
     return tap_done();
 }
