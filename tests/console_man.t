@@ -22,7 +22,7 @@ if command -v bash >/dev/null; then
     completes "perplexity" rankscope perp
     completes "eager graph" rankscope chat --mode ''
     completes "--raw" rankscope chat --raw
-completes "--raw --ranks" rankscope chat --ra
+completes "--raw --rank --ranks" rankscope chat --ra
     completes "one.gguf" rankscope chat -m one
     completes "one.gguf" rankscope one
     completes "--back --backend" rankscope tokens --ba
