@@ -13,6 +13,7 @@
 #include "console/load_plot.h"
 #include "console/oneshot.h"
 #include "console/table.h"
+#include "console/units.h"
 
 const struct opt bench_load_table[] = {
     {.name = "concurrency",
@@ -73,7 +74,7 @@ struct bench {
     size_t compared, identical, failed, held;
     size_t invariant_differs;
     struct table *speed, *times;
-    json_t *results;
+    json_t *results, *graphs;
 };
 
 static bool parse_levels(const char *text, struct bench *b)
@@ -252,6 +253,33 @@ static size_t knee_of(const struct bench *b, const struct way *w, double *best, 
     return b->level[knee];
 }
 
+static int by_size(const void *a, const void *b)
+{
+    size_t x = *(const size_t *)a, y = *(const size_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* "graphs: 12, for batches of up to 1, 2, 4 ... rows, 1.3 MB" */
+static void print_graphs(const struct bench *b)
+{
+    size_t n = json_array_size(b->graphs), *rows = xcalloc(n + 1, sizeof *rows);
+    double bytes = 0;
+    char text[32];
+    struct buf list = {0};
+    for (size_t i = 0; i < n; i++) {
+        rows[i] = (size_t)js_int(json_array_get(b->graphs, i), "rows", 0);
+        bytes += js_num(json_array_get(b->graphs, i), "bytes", 0);
+    }
+    qsort(rows, n, sizeof *rows, by_size);
+    for (size_t i = 0; i < n; i++)
+        if (i == 0 || rows[i] != rows[i - 1])
+            buf_printf(&list, "%s%zu", i > 0 ? ", " : "", rows[i]);
+    if (n > 0)
+        out_printf(b->con->out, OUT_TEXT, "graphs: %zu, for batches of up to %s rows, %s\n", n, list.text, units_bytes(text, bytes));
+    buf_fini(&list);
+    free(rows);
+}
+
 static void print_end(struct bench *b)
 {
     struct out *o = b->con->out;
@@ -277,6 +305,7 @@ static void print_end(struct bench *b)
                        b->level[l], b->way[i].decode_rate[l] / b->prompt_rate, l + 1 == b->n_levels ? "\n" : "");
     }
     out_printf(o, OUT_TEXT, "a prompt by itself is read at %.1f tokens/s\n", b->prompt_rate);
+    print_graphs(b);
     out_printf(o, b->identical == b->compared ? OUT_GOOD : OUT_BAD, "%zu of %zu answers identical to the same prompt alone\n", b->identical, b->compared);
 }
 
@@ -292,6 +321,7 @@ static void print_json(struct bench *b)
             json_object_set_new(o, "knee", k = json_object());
         json_object_set_new(k, b->way[i].name, json_pack("{s:I, s:f, s:f}", "concurrency", knee, "most", best, "last", last));
     }
+    json_object_set(o, "graphs", b->graphs);
     char *text = js_dump(o, JSON_COMPACT);
     puts(text);
     free(text);
@@ -336,6 +366,18 @@ static enum rs_result get_prompts(struct bench *b, const struct opt_values *v, s
     return RS_OK;
 }
 
+/* What the runs have captured, while it is there. */
+static enum rs_result get_graphs(struct bench *b, struct rs_error *err)
+{
+    json_t *load;
+    enum rs_result r = con_request(b->con, "load", NULL, &load, err);
+    if (r == RS_OK) {
+        b->graphs = json_incref(json_object_get(load, "graphs"));
+        json_decref(load);
+    }
+    return r;
+}
+
 static enum rs_result bench(struct bench *b, const struct opt_values *v, struct rs_error *err)
 {
     long input = opt_int(v, "input", opt_set(v, "prompts") ? 256 : 64);
@@ -344,6 +386,8 @@ static enum rs_result bench(struct bench *b, const struct opt_values *v, struct 
         r = get_prompts(b, v, err);
     if (r == RS_OK)
         r = run_all(b, err);
+    if (r == RS_OK)
+        r = get_graphs(b, err);
     if (r == RS_OK)
         b->json ? print_json(b) : print_end(b);
     if (r == RS_OK && opt_set(v, "svg"))
@@ -370,6 +414,7 @@ enum exit_status bench_load_run(const struct cmd_entry *self, const struct opt_v
     enum rs_result r = bench(&b, v, &err);
     load_prompts_free(b.spec.prompts, b.spec.n_prompts);
     json_decref(b.results);
+    json_decref(b.graphs);
     table_free(b.speed);
     table_free(b.times);
     if (r != RS_OK)

@@ -135,9 +135,12 @@ char *cmd_option_name(const struct opt *o)
     return buf_take(&b);
 }
 
-static void help_options(const struct opt *table, FILE *f)
+/* The k-th of the tables, without what one before it has. */
+static void help_options(const struct opt *const *tables, size_t k, FILE *f)
 {
-    for (const struct opt *o = table; o->name != NULL; o++) {
+    for (const struct opt *o = tables[k]; o->name != NULL; o++) {
+        if (opt_in_front(tables, k, o->name))
+            continue;
         char *name = cmd_option_name(o);
         if (2 + strlen(name) + 2 <= HELP_INDENT) {
             fprintf(f, "  %-*s", HELP_INDENT - 2, name);
@@ -161,16 +164,18 @@ static void help_options(const struct opt *table, FILE *f)
 void cmd_help(const struct cmd_entry *e, FILE *f)
 {
     bool repl = e == &cmd_repl_entry;
+    const struct opt *common = s_common;
     fprintf(f, "usage: rankscope %s%s[options]%s%s\n\n", repl ? "" : e->name, repl ? "" : " ", *e->args ? " " : "", e->args);
     cmd_wrap(f, e->help, 0, HELP_COLUMNS);
     fputs("\noptions:\n", f);
     for (size_t i = 0; i < OPT_MAX_TABLES && e->tables[i] != NULL; i++)
-        help_options(e->tables[i], f);
-    help_options(s_common, f);
+        help_options(e->tables, i, f);
+    help_options(&common, 0, f);
 }
 
 void cmd_help_all(FILE *f)
 {
+    const struct opt *common = s_common;
     fputs("usage: rankscope [options] [MODEL.gguf]\n"
           "       rankscope COMMAND [options] [arguments]\n\n",
           f);
@@ -184,8 +189,8 @@ void cmd_help_all(FILE *f)
             fprintf(f, "  %-14s%s\n", cmd_table[i]->name, cmd_table[i]->summary);
     fputs("\noptions:\n", f);
     for (size_t i = 0; i < OPT_MAX_TABLES && cmd_repl_entry.tables[i] != NULL; i++)
-        help_options(cmd_repl_entry.tables[i], f);
-    help_options(s_common, f);
+        help_options(cmd_repl_entry.tables, i, f);
+    help_options(&common, 0, f);
     fputs("  -V, --version           say which version this is\n\n"
           "Exit status: 0 ok, 1 the command failed, 2 wrong usage, 3 model or engine\n"
           "failed, 4 a comparison failed, 130 interrupted.\n",

@@ -24,6 +24,7 @@ static const struct opt s_options[] = {
     {.name = "gen", .letter = 'n', .type = OPT_INT, .arg = "N", .min = 0, .max = 1e6, .help = "tokens of the generation test; without it 128, 0 leaves it out"},
     {.name = "depth", .letter = 'd', .type = OPT_INT, .arg = "N", .min = 1, .max = 1e6, .help = "tokens in the cache before the generation test; without it 1"},
     {.name = "repeats", .letter = 'r', .type = OPT_INT, .arg = "N", .min = 1, .max = 1000, .help = "how often each test is done; without it 5"},
+    {.name = "mode", .type = OPT_CHOICE, .choices = "both|graph|eager", .help = "in which mode to measure; without it both, in turns"},
     {.name = "json", .type = OPT_FLAG, .help = "print one JSON object: graph and eager, in each pp and tg, in each mean, stddev and samples (tokens per second)"},
     {0},
 };
@@ -201,8 +202,9 @@ static enum exit_status exec_bench(const struct cmd_entry *self, const struct op
         return bench_load_run(self, v);
     struct bench b = {.con = &s.con, .prompt = opt_int(v, "prompt", 512), .gen = opt_int(v, "gen", 128), .depth = opt_int(v, "depth", 1),
                       .repeats = opt_int(v, "repeats", 5), .random = 1};
+    const char *mode = opt_string(v, "mode", "both");
     for (int m = 0; m < MODES; m++)
-        b.mode[m] = !opt_set(v, "mode") || strcmp(opt_string(v, "mode", ""), s_modes[m]) == 0;
+        b.mode[m] = strcmp(mode, "both") == 0 || strcmp(mode, s_modes[m]) == 0;
     if (b.prompt == 0 && b.gen == 0)
         return cmd_usage(self, "--prompt 0 and --gen 0 leave nothing to measure");
     enum exit_status status = oneshot_start(&s, self, v, NULL);
@@ -221,7 +223,7 @@ const struct cmd_entry cmd_bench_entry = {
     .args = "",
     .summary = "measure tokens per second",
     .help = "Measures how fast prompts are read (pp: one prompt of --prompt tokens) and how fast tokens are generated (tg: --gen tokens, one at a "
-            "time, after --depth tokens). Both are done --repeats times in graph and in eager mode (in one of them with --mode), in turns, after "
+            "time, after --depth tokens). Both are done --repeats times in graph and in eager mode (--mode: in one of them), in turns, after "
             "a round that does not count. Prompts are random tokens, never the same twice, so that nothing comes from the cache. Printed are "
             "the mean and the standard deviation over the repeats."
             "\n\n"

@@ -10,7 +10,8 @@ static void option_names(const struct cmd_entry *e)
 {
     for (size_t i = 0; i < OPT_MAX_TABLES && e->tables[i] != NULL; i++)
         for (const struct opt *o = e->tables[i]; o->name != NULL; o++)
-            printf(" --%s", o->name);
+            if (!opt_in_front(e->tables, i, o->name))
+                printf(" --%s", o->name);
     fputs(" --help", stdout);
 }
 
@@ -21,6 +22,12 @@ static void choice_words(const char *choices)
         putchar(*p == '|' ? ' ' : *p);
 }
 
+/* A subcommand gives an option that it shares other choices. */
+static bool is_special(const struct cmd_entry *e, size_t table, const struct opt *o)
+{
+    return opt_behind(e->tables, OPT_MAX_TABLES, table, o->name);
+}
+
 static bool first_of_its_name(size_t entry, size_t table, const struct opt *o)
 {
     for (size_t e = 0; e <= entry; e++)
@@ -28,13 +35,25 @@ static bool first_of_its_name(size_t entry, size_t table, const struct opt *o)
             for (const struct opt *p = cmd_table[e]->tables[i]; p->name != NULL; p++) {
                 if (e == entry && i == table && p == o)
                     return true;
-                if (strcmp(p->name, o->name) == 0)
+                if (strcmp(p->name, o->name) == 0 && !is_special(cmd_table[e], i, p))
                     return false;
             }
     return true;
 }
 
-/* What may follow an option is the same in every subcommand. */
+static void special_choices(const char *name)
+{
+    for (size_t e = 0; cmd_table[e] != NULL; e++)
+        for (size_t i = 0; i < OPT_MAX_TABLES && cmd_table[e]->tables[i] != NULL; i++)
+            for (const struct opt *o = cmd_table[e]->tables[i]; o->name != NULL; o++)
+                if (strcmp(o->name, name) == 0 && o->type == OPT_CHOICE && is_special(cmd_table[e], i, o)) {
+                    printf("; [[ $command == %s ]] && words='", cmd_table[e]->name);
+                    choice_words(o->choices);
+                    putchar('\'');
+                }
+}
+
+/* What may follow an option is the same in every subcommand, but for special choices. */
 static void option_value(const struct opt *o)
 {
     if (o->type == OPT_FLAG)
@@ -46,7 +65,9 @@ static void option_value(const struct opt *o)
     if (o->type == OPT_CHOICE) {
         fputs("words='", stdout);
         choice_words(o->choices);
-        fputs("' ;;\n", stdout);
+        putchar('\'');
+        special_choices(o->name);
+        fputs(" ;;\n", stdout);
     } else {
         fputs(o->type == OPT_FILE ? "files=yes ;;\n" : "return ;;\n", stdout);
     }
@@ -79,7 +100,7 @@ static enum exit_status exec_completion(const struct cmd_entry *self, const stru
     for (size_t i = 0; cmd_table[i] != NULL; i++)
         for (size_t k = 0; k < OPT_MAX_TABLES && cmd_table[i]->tables[k] != NULL; k++)
             for (const struct opt *o = cmd_table[i]->tables[k]; o->name != NULL; o++)
-                if (first_of_its_name(i, k, o))
+                if (!is_special(cmd_table[i], k, o) && first_of_its_name(i, k, o))
                     option_value(o);
     fputs("        *)\n            files=yes\n            case $command in\n", stdout);
     for (size_t i = 0; cmd_table[i] != NULL; i++) {

@@ -203,6 +203,12 @@ static void own_part(struct writer *w, const struct metrics *m, const struct met
     bool graph = strcmp(js_str(in->info, "state.mode", "eager"), "graph") == 0;
     ranks_part(w, in);
     plain(w, "rankscope_graph_coverage_ratio", "gauge", graph ? 1 : 0, "Share of the ops that run from a graph.");
+    double bytes = 0;
+    const json_t *graphs = js_at(in->load, "graphs");
+    for (size_t i = 0; i < json_array_size(graphs); i++)
+        bytes += js_num(json_array_get(graphs, i), "bytes", 0);
+    plain(w, "rankscope_graphs", "gauge", (double)json_array_size(graphs), "Graphs that are kept, one for each batch size that was needed.");
+    plain(w, "rankscope_graph_bytes", "gauge", bytes, "Memory that they take.");
     plain(w, "rankscope_generation", "gauge", js_num(in->info, "state.generation", NAN), "Changes made to the running engine.");
     head(w, "rankscope_patch_active", "gauge", "Implementations in use that are not the default.");
     json_object_foreach((json_t *)(uintptr_t)patches, key, impl) {

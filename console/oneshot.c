@@ -121,7 +121,8 @@ enum rs_result oneshot_open_args(const struct opt_values *v, const char *path, j
     if (!synthetic)
         json_object_set_new(o, "path", js_text(path, strlen(path)));
     json_object_set_new(o, "ranks", json_integer(opt_int(v, "ranks", synthetic ? 1 : con_default_ranks(path))));
-    json_object_set_new(o, "mode", json_string(opt_string(v, "mode", "graph")));
+    const char *mode = opt_string(v, "mode", "graph");
+    json_object_set_new(o, "mode", json_string(strcmp(mode, "both") == 0 ? "graph" : mode)); /* both: the command goes on from there */
     if (opt_set(v, "backend"))
         json_object_set_new(o, "backend", json_string(opt_string(v, "backend", "cpu")));
     if (opt_set(v, "gpus"))

@@ -38,6 +38,29 @@ static struct opt_value *by_letter(const struct opt_values *v, char letter)
     return NULL;
 }
 
+static bool has_name(const struct opt *table, const char *name)
+{
+    while (table->name != NULL && strcmp(table->name, name) != 0)
+        table++;
+    return table->name != NULL;
+}
+
+bool opt_in_front(const struct opt *const *tables, size_t k, const char *name)
+{
+    for (size_t i = 0; i < k; i++)
+        if (has_name(tables[i], name))
+            return true;
+    return false;
+}
+
+bool opt_behind(const struct opt *const *tables, size_t n, size_t k, const char *name)
+{
+    for (size_t i = k + 1; i < n && tables[i] != NULL; i++)
+        if (has_name(tables[i], name))
+            return true;
+    return false;
+}
+
 bool opt_is_choice(const char *choices, const char *word)
 {
     size_t len = strlen(word);

@@ -47,6 +47,11 @@ struct opt_values {
     size_t n_args;
 };
 
+/* Of the n tables, which end early at a NULL: does one before (or behind) the k-th have an option of that name? The one in front counts: a
+ * subcommand can give an option that it shares more choices. */
+bool opt_in_front(const struct opt *const *tables, size_t k, const char *name);
+bool opt_behind(const struct opt *const *tables, size_t n, size_t k, const char *name);
+
 /* Parse argv[1..]. tables ends with NULL. "--" ends the options; a lone "-" is an argument. On a mistake msg gets one line that names the
  * option, and false comes back with nothing to free. With first_arg_ends an argument ends the options (they are then the subcommand's). */
 bool opt_parse(const struct opt *const *tables, int argc, char **argv, bool first_arg_ends, struct opt_values *out, char *msg,

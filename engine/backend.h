@@ -41,6 +41,12 @@ struct backend_step {
 };
 
 /* Ticks of one op of the last step, per rank, in microseconds of that rank's own work. */
+/* A captured step. */
+struct backend_graph {
+    uint32_t rows;   /* for batches of up to so many */
+    uint64_t bytes;  /* on all ranks together */
+};
+
 struct backend_ops {
     const char *name;
     bool inspects; /* runs observers and hooks, and has cache_get, cache_put and pairs */
@@ -68,6 +74,8 @@ struct backend_ops {
     void (*memory)(struct backend *, uint32_t rank, uint64_t *weights, uint64_t *cache, uint64_t *buffers);
     /* Forget graphs of generations before `generation`. */
     void (*retire)(struct backend *, uint64_t generation);
+    /* The graphs that are kept, oldest first: fills in up to cap, returns how many there are. */
+    uint32_t (*graphs)(struct backend *, struct backend_graph *out, uint32_t cap);
 };
 
 struct backend {

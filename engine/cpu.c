@@ -340,6 +340,11 @@ static void cpu_memory(struct backend *b, uint32_t rank, uint64_t *weights, uint
     *buffers = c->bytes_buffers + c->bytes_packed / c->n_ranks;
 }
 
+static uint32_t cpu_graphs(struct backend *b, struct backend_graph *out, uint32_t cap)
+{
+    return exec_graphs(((struct cpu *)b)->exec, out, cap);
+}
+
 static void cpu_retire(struct backend *b, uint64_t generation)
 {
     exec_retire(((struct cpu *)b)->exec, generation);
@@ -347,7 +352,7 @@ static void cpu_retire(struct backend *b, uint64_t generation)
 
 static const struct backend_ops CPU_OPS = {
     .name = "cpu", .inspects = true, .close = cpu_close, .step = cpu_step, .reserve = cpu_reserve, .logits = cpu_logits, .read = cpu_read, .write = cpu_write,
-    .copy_block = cpu_copy_block, .cache_get = cpu_cache_get, .cache_put = cpu_cache_put, .pairs = cpu_pairs, .op_us = cpu_op_us, .memory = cpu_memory, .retire = cpu_retire,
+    .copy_block = cpu_copy_block, .cache_get = cpu_cache_get, .cache_put = cpu_cache_put, .pairs = cpu_pairs, .op_us = cpu_op_us, .memory = cpu_memory, .retire = cpu_retire, .graphs = cpu_graphs,
 };
 
 enum rs_result backend_cpu_open(const struct hparams *hp, const struct weights *w, const struct shard_plan *shard, const struct program *main_prog,

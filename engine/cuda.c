@@ -452,6 +452,11 @@ static void cuda_memory(struct backend *b, uint32_t rank, uint64_t *weights, uin
     *buffers = r != NULL ? r->bytes_buffers : 0;
 }
 
+static uint32_t cuda_graphs(struct backend *b, struct backend_graph *out, uint32_t cap)
+{
+    return cuda_exec_graphs((struct cuda *)b, out, cap);
+}
+
 static void cuda_retire(struct backend *b, uint64_t generation)
 {
     cuda_exec_retire((struct cuda *)b, generation);
@@ -469,6 +474,7 @@ static const struct backend_ops CUDA_OPS = {
     .op_us = cuda_op_us,
     .memory = cuda_memory,
     .retire = cuda_retire,
+    .graphs = cuda_graphs,
 };
 
 /* ---- opening ---- */

@@ -35,6 +35,7 @@ struct cuda_graph {
     bool guard;
     cudaGraphExec_t exec;
     uint32_t n_launched, kernels, reduces;
+    uint64_t bytes; /* by which the device's free memory fell when it was made */
     uint32_t *launched;        /* stamps in order of launch */
     struct probe_copy *copies; /* its own, with where each lies in the bounce buffer */
     uint32_t n_copies;
@@ -141,6 +142,8 @@ enum rs_result cuda_launch_step(struct cuda_gpu *g, const struct backend_step *s
 /* cuda_exec.c */
 enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, struct rs_error *err);
 void cuda_exec_retire(struct cuda *c, uint64_t generation);
+/* See backend_ops.graphs. */
+uint32_t cuda_exec_graphs(const struct cuda *c, struct backend_graph *out, uint32_t cap);
 void cuda_exec_close(struct cuda_gpu *g);
 
 extern const struct op_impl CUDA_IMPLS[];

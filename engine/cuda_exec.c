@@ -73,6 +73,16 @@ void cuda_exec_retire(struct cuda *c, uint64_t generation)
     }
 }
 
+uint32_t cuda_exec_graphs(const struct cuda *c, struct backend_graph *out, uint32_t cap)
+{
+    for (uint32_t i = 0; i < c->gpu[0].n_graphs && i < cap; i++) { /* every device has captured the same steps */
+        out[i] = (struct backend_graph){.rows = c->gpu[0].graph[i].bucket};
+        for (uint32_t k = 0; k < c->n_gpus; k++)
+            out[i].bytes += i < c->gpu[k].n_graphs ? c->gpu[k].graph[i].bytes : 0;
+    }
+    return c->gpu[0].n_graphs;
+}
+
 static struct cuda_graph *find_graph(struct cuda_gpu *g, const struct backend_step *s, uint32_t keys)
 {
     for (uint32_t i = 0; i < g->n_graphs; i++) {
@@ -127,8 +137,12 @@ static enum rs_result capture(struct cuda_gpu *g, const struct backend_step *s, 
     e = cudaStreamEndCapture(g->stream, &graph);
     if (rc == RS_OK && e != cudaSuccess)
         rc = cuda_fail(&g->err, e, "end of capture", g->device);
+    size_t before = 0, after = 0, total;
     if (rc == RS_OK) {
+        (void)cudaMemGetInfo(&before, &total);
         e = cudaGraphInstantiate(&x->exec, graph, 0);
+        (void)cudaMemGetInfo(&after, &total);
+        x->bytes = before > after ? before - after : 0;
         rc = e == cudaSuccess ? RS_OK : cuda_fail(&g->err, e, "making a graph", g->device);
     }
     if (graph != NULL)

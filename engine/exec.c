@@ -29,6 +29,7 @@ struct exec_graph {
     uint32_t bucket;
     bool fast;
     uint32_t n_nodes;
+    size_t bytes;
     struct node *nodes;
     struct choice *choices; /* the graph's own copy: what was captured, not what is current */
 };
@@ -138,6 +139,13 @@ void exec_retire(struct exec *x, uint64_t generation)
     for (uint32_t i = x->n_graphs; i-- > 0;)
         if (x->graphs[i].generation < generation)
             drop_graph(x, i);
+}
+
+uint32_t exec_graphs(const struct exec *x, struct backend_graph *out, uint32_t cap)
+{
+    for (uint32_t i = 0; i < x->n_graphs && i < cap; i++)
+        out[i] = (struct backend_graph){.rows = x->graphs[i].bucket, .bytes = x->graphs[i].bytes};
+    return x->n_graphs;
 }
 
 static void run_probe(const struct exec *x, const struct probe_copy *p)
@@ -292,6 +300,7 @@ static enum rs_result capture(struct exec *x, const struct backend_step *s, stru
     struct exec_graph *g = &x->graphs[x->n_graphs];
     uint32_t probes = s->probes != NULL ? s->probes->n_copies + s->probes->n_obs : 0, next = 0, next_obs = 0;
     *g = (struct exec_graph){.prog = p, .generation = s->generation, .bucket = s->batch->bucket, .fast = s->fast};
+    g->bytes = ((size_t)p->n_ops * 4 + probes) * sizeof *g->nodes + p->n_ops * sizeof *g->choices;
     g->nodes = calloc((size_t)p->n_ops * 4 + probes, sizeof *g->nodes);
     g->choices = malloc(p->n_ops * sizeof *g->choices);
     if (g->nodes == NULL || g->choices == NULL) {

@@ -18,5 +18,7 @@ const float *exec_op_us(struct exec *x, uint32_t *n_ops);
 
 /* Forget graphs captured before `generation`. */
 void exec_retire(struct exec *x, uint64_t generation);
+/* See backend_ops.graphs. */
+uint32_t exec_graphs(const struct exec *x, struct backend_graph *out, uint32_t cap);
 
 #endif

@@ -11,6 +11,18 @@ static void set(json_t *o, const char *key, uint64_t v)
     json_object_set_new(o, key, json_integer((json_int_t)v));
 }
 
+enum { LIST_GRAPHS = 256 };
+
+static json_t *graphs_json(const struct engine *e)
+{
+    struct backend_graph g[LIST_GRAPHS];
+    uint32_t n = e->rt->backend->ops->graphs(e->rt->backend, g, LIST_GRAPHS);
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < n && i < LIST_GRAPHS; i++)
+        json_array_append_new(list, json_pack("{s:I,s:I}", "rows", (json_int_t)g[i].rows, "bytes", (json_int_t)g[i].bytes));
+    return list;
+}
+
 static enum rs_result msg_load(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
     enum rs_result rc = args_end(a);
@@ -42,6 +54,7 @@ static enum rs_result msg_load(struct engine *e, struct msg *m, struct args *a, 
     set(cache, "queried", kv->queries);
     set(cache, "found", kv->hits);
     json_object_set_new(o, "cache", cache);
+    json_object_set_new(o, "graphs", graphs_json(e));
     return RS_OK;
 }
 

@@ -27,6 +27,8 @@ else
 fi
 out=$(bench --mode eager --repeats 1 --depth 30 --json)
 tap_like "--mode leaves the other out, one sample has no deviation" "$out" '"repeats":1,"eager":{"pp":{"mean":[^}]*"stddev":0\.0,'
+out=$(bench --mode both --repeats 1 --ranks 1 --json)
+tap_like "--mode both measures both" "$out" '"graph":{"pp".*"eager":{"pp"'
 out=$(bench --ranks 1 --repeats 1 --depth 30)
 for row in "graph  pp40" "graph  tg6 @ 30" "eager  pp40" "eager  tg6 @ 30"; do
     tap_like "the table has $row" "$out" "  $row  .*$number  *0\.0\$"

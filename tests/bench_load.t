@@ -24,5 +24,13 @@ done
 printf 'What is the capital of France?\nTell me a story about a fox and a hen.\n' >"$TEST_SCRATCH/prompts"
 tap_status "prompts from a file, at random intervals" 0 \
     rankscope bench --ranks 1 -c 4 --prompts "$TEST_SCRATCH/prompts" --rate 200 --output 8 --mode graph --numerics invariant
+tap_like "and the graphs that the runs captured, by batch size" "$(cat "$TEST_SCRATCH/out.json")" '"graphs":\[.*"rows":8,"bytes":[1-9]'
+tap_like "preemptions are counted" "$(cat "$TEST_SCRATCH/out.json")" '"preemptions":[0-9]'
+
+printf 'Tell me a story about a fox, a hen, a house and a hat. Once\nTell me a story about a fox, a hen, a house and a hat. Twice\n' >"$TEST_SCRATCH/stem"
+tap_status "prompts with a common beginning" 0 rankscope bench --ranks 1 -c 8 --requests 16 --prompts "$TEST_SCRATCH/stem" --output 8 --mode both --numerics invariant
+tap_like "find it in the cache" "$tap_out" ' [5-9][0-9] %'
+tap_like "both modes were measured" "$tap_out" 'eager invariant.*'
+tap_like "the graphs are listed" "$tap_out" 'graphs: [0-9]+, for batches of up to 1, 8.* rows, [0-9]'
 tap_status "levels must rise" 2 rankscope bench -c 4,2
 tap_done
