@@ -24,6 +24,7 @@ c_tests = \
 	tests/requests_test \
 	tests/sample_test \
 	tests/sched_test \
+	tests/soak_test \
 	tests/spec_test \
 	tests/stage_test \
 	tests/swap_test \
@@ -46,6 +47,7 @@ tests_cuda_test_SOURCES = tests/cuda_test.c $(cuda_rig)
 tests_cuda_bench_SOURCES = tests/cuda_bench.c $(cuda_rig)
 if HAVE_NCCL
 c_tests += tests/cuda_allreduce
+tests_cuda_allreduce_LDADD = $(LDADD) $(NCCL_LIBS)
 endif
 endif
 
@@ -75,6 +77,7 @@ tests_gguf_mutate_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap
 engine_client = tests/engine_client.c tests/engine_client.h
 tests_golden_test_SOURCES = tests/golden_test.c $(engine_client)
 tests_make_test_SOURCES = tests/make_test.c $(engine_client)
+tests_soak_test_SOURCES = tests/soak_test.c $(engine_client)
 tests_spec_test_SOURCES = tests/spec_test.c $(engine_client)
 tests_kill_test_SOURCES = tests/kill_test.c $(engine_client)
 tests_alloc_test_SOURCES = tests/alloc_test.c $(engine_client)
