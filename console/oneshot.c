@@ -35,7 +35,10 @@ const struct opt oneshot_table[] = {
      .max = RS_MAX_RANKS,
      .help = "deal the model to N ranks; without it 8 for the model that comes with the program, else 1"},
     {.name = "backend", .type = OPT_CHOICE, .choices = "cpu|cuda", .help = "where ranks compute; without it cpu, where they are simulated"},
-    {.name = "gpus", .type = OPT_INT, .arg = "N", .min = 1, .max = RS_MAX_RANKS, .help = "cuda: use N devices; without it one for each rank, as far as there are"},
+    {.name = "gpus",
+     .type = OPT_STRING,
+     .arg = "N|LIST",
+     .help = "cuda: use N devices, or those listed by number (0,2; one alone: 2,); without it one for each rank, as far as there are"},
     {.name = "mode", .type = OPT_CHOICE, .choices = "eager|graph", .help = "how steps run; without it graph"},
     {.name = "patch",
      .type = OPT_LIST,
@@ -104,6 +107,32 @@ enum rs_result oneshot_synthetic(const struct opt_values *v, bool file, bool ope
     return RS_OK;
 }
 
+/* "2": how many; "0,2" or "2,": which. */
+static enum rs_result add_gpus(json_t *args, const char *s, struct rs_error *err)
+{
+    json_t *list = json_array();
+    const char *p = s;
+    bool ok = *s != '\0';
+    while (ok && *p != '\0') {
+        char *end;
+        long n = strtol(p, &end, 10);
+        ok = end != p && *p >= '0' && *p <= '9' && n < 256 && (*end == ',' || *end == '\0');
+        json_array_append_new(list, json_integer(n));
+        p = *end == ',' ? end + 1 : end;
+    }
+    if (!ok) {
+        json_decref(list);
+        return fail_set(err, RS_EUSAGE, "--gpus %s: give a number of devices, or device numbers with commas (0,2)", s);
+    }
+    if (strchr(s, ',') != NULL) {
+        json_object_set_new(args, "gpus", list);
+    } else {
+        json_object_set(args, "gpus", json_array_get(list, 0));
+        json_decref(list);
+    }
+    return RS_OK;
+}
+
 enum rs_result oneshot_open_args(const struct opt_values *v, const char *path, json_t **args, struct rs_error *err)
 {
     char *shipped = NULL;
@@ -125,12 +154,12 @@ enum rs_result oneshot_open_args(const struct opt_values *v, const char *path, j
     json_object_set_new(o, "mode", json_string(strcmp(mode, "both") == 0 ? "graph" : mode)); /* both: the command goes on from there */
     if (opt_set(v, "backend"))
         json_object_set_new(o, "backend", json_string(opt_string(v, "backend", "cpu")));
-    if (opt_set(v, "gpus"))
-        json_object_set_new(o, "gpus", json_integer(opt_int(v, "gpus", 0)));
     if (opt_set(v, "ctx"))
         json_object_set_new(o, "ctx", json_integer(opt_int(v, "ctx", 0)));
     free(shipped);
-    r = add_patches(o, v, err);
+    r = opt_set(v, "gpus") ? add_gpus(o, opt_string(v, "gpus", ""), err) : RS_OK;
+    if (r == RS_OK)
+        r = add_patches(o, v, err);
     const char *const *list;
     size_t n = opt_list(v, "set", &list);
     for (size_t i = 0; i < n && r == RS_OK; i++)

@@ -72,6 +72,8 @@ struct backend_ops {
     const float *(*op_us)(struct backend *, uint32_t *n_ops);
     /* Bytes on a rank. */
     void (*memory)(struct backend *, uint32_t rank, uint64_t *weights, uint64_t *cache, uint64_t *buffers);
+    /* Make what new choices need, outside of steps; what is refused leaves everything usable. NULL: nothing to make. */
+    enum rs_result (*prepare)(struct backend *, const struct program *, const struct choice *, struct rs_error *);
     /* Forget graphs of generations before `generation`. */
     void (*retire)(struct backend *, uint64_t generation);
     /* The graphs that are kept, oldest first: fills in up to cap, returns how many there are. */

@@ -78,7 +78,7 @@ enum rs_result capture_config(struct engine *e, const char *method, json_t *obj,
     if (reset)
         c.patches.n = 0;
     if (strcmp(backend, "cpu") == 0)
-        c.rt.backend = BACKEND_CPU;
+        c.rt.backend = BACKEND_CPU, c.patches.gpus = false;
     else if (rc == RS_OK && strcmp(backend, e->rt->backend->ops->name) != 0)
         rc = error_set(err, RS_EUNSUPPORTED, "%s: backend '%.20s' is neither cpu nor what this engine runs on (%s)", method, backend, e->rt->backend->ops->name);
     if (rc == RS_OK && patches != NULL)

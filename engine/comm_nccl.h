@@ -6,8 +6,9 @@
 
 struct comm_nccl;
 
-/* Control thread, before the GPUs open theirs: makes the id that they share. */
-enum rs_result comm_nccl_prepare(struct cuda *c, struct rs_error *err);
+/* Control thread, before the GPUs open theirs: loads the library if need be and makes the id that they share. how: index of an implementation of
+ * the patch slot "nccl". RS_EUNSUPPORTED where NCCL is not there. */
+enum rs_result comm_nccl_prepare(struct cuda *c, uint8_t how, struct rs_error *err);
 /* On the GPU's thread, all GPUs at once. *out is NULL in a build without NCCL. */
 enum rs_result comm_nccl_open(struct cuda *c, uint32_t gpu, struct comm_nccl **out, struct rs_error *err);
 /* Graphs that captured it must be gone. NULL is allowed. */

@@ -221,8 +221,6 @@ static void open_gpu(struct cuda_gpu *g)
         if (e != cudaSuccess)
             g->rc = cuda_fail(err, e, "load", g->device);
     }
-    if (g->rc == RS_OK && g->c->n_gpus > 1)
-        g->rc = comm_nccl_open(g->c, g->index, &g->nccl, err);
 }
 
 static void close_gpu(struct cuda_gpu *g)
@@ -342,7 +340,7 @@ static void cuda_close(struct backend *b)
     (void)cudaFreeHost(c->full);
     (void)cudaFreeHost(c->fault);
     free(c->us);
-    free(c->nccl_id);
+    free(c->nccl);
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->wake);
     pthread_cond_destroy(&c->idle);
@@ -462,6 +460,43 @@ static void cuda_retire(struct backend *b, uint64_t generation)
     cuda_exec_retire((struct cuda *)b, generation);
 }
 
+static void job_nccl(struct cuda_gpu *g)
+{
+    (void)cudaSetDevice(g->device);
+    (void)cudaStreamSynchronize(g->stream);
+    cuda_exec_close(g); /* graphs before the communicator that they captured: its destruction waits for them */
+    comm_nccl_close(g->nccl);
+    g->nccl = NULL;
+    g->rc = comm_nccl_open(g->c, g->index, &g->nccl, &g->err);
+}
+
+enum rs_result cuda_prepare(struct cuda *c, const struct program *p, const struct choice *choices, struct rs_error *err)
+{
+    const struct choice *ch = NULL;
+    for (uint32_t i = 0; i < p->n_ops && ch == NULL; i++)
+        if (p->ops[i].kind == OP_ALLREDUCE && strcmp(choices[i].impl->name, "nccl") == 0)
+            ch = &choices[i];
+    if (ch == NULL || (c->nccl_open && c->nccl_how == ch->nccl))
+        return RS_OK;
+    if (c->n_gpus == 1 || c->n_gpus != c->n_ranks)
+        return error_set(err, RS_EUNSUPPORTED, "allreduce=nccl takes one rank per GPU and several GPUs; there are %u ranks on %u (use flat)",
+                         c->n_ranks, c->n_gpus);
+    c->nccl_open = false;
+    enum rs_result rc = comm_nccl_prepare(c, ch->nccl, err);
+    if (rc == RS_OK)
+        rc = cuda_all(c, job_nccl, err);
+    c->nccl_open = rc == RS_OK;
+    c->nccl_how = ch->nccl;
+    if (rc != RS_OK)
+        c->prepared = 0; /* the next step makes what its choices need */
+    return rc;
+}
+
+static enum rs_result cuda_prepare_choices(struct backend *b, const struct program *p, const struct choice *choices, struct rs_error *err)
+{
+    return cuda_prepare((struct cuda *)b, p, choices, err);
+}
+
 static const struct backend_ops CUDA_OPS = {
     .name = "cuda",
     .close = cuda_close,
@@ -475,6 +510,7 @@ static const struct backend_ops CUDA_OPS = {
     .memory = cuda_memory,
     .retire = cuda_retire,
     .graphs = cuda_graphs,
+    .prepare = cuda_prepare_choices,
 };
 
 /* ---- opening ---- */
@@ -497,7 +533,7 @@ static void deal_ranks(struct cuda *c)
         struct shard_range r = shard_deal(c->n_ranks, 1, c->n_gpus, i);
         g->c = c;
         g->index = i;
-        g->device = (int)i;
+        g->device = c->cfg.n_listed != 0 ? c->cfg.device[i] : (int)i;
         g->rank0 = r.from;
         g->n_local = r.to - r.from;
         for (uint32_t k = g->rank0; k < g->rank0 + g->n_local; k++)
@@ -507,13 +543,13 @@ static void deal_ranks(struct cuda *c)
 
 static enum rs_result open_all(struct cuda *c, struct rs_error *err)
 {
-    cudaError_t e = cudaSetDevice(0);
+    cudaError_t e = cudaSetDevice(c->gpu[0].device);
     if (e == cudaSuccess)
         e = cudaHostAlloc((void **)&c->full, (size_t)c->lim.max_logits * c->hp->vocab * sizeof(float), cudaHostAllocPortable);
     if (e == cudaSuccess)
         e = cudaHostAlloc((void **)&c->fault, KCU_MAX_GPUS * sizeof(uint32_t), cudaHostAllocPortable | cudaHostAllocMapped);
     if (e != cudaSuccess)
-        return cuda_fail(err, e, "pinned memory", 0);
+        return cuda_fail(err, e, "pinned memory", c->gpu[0].device);
     memset(c->full, 0, (size_t)c->lim.max_logits * c->hp->vocab * sizeof(float)); /* one rank alone writes its part */
     memset(c->fault, 0, KCU_MAX_GPUS * sizeof(uint32_t));
     c->us = calloc((size_t)c->cap_ops * c->n_ranks, sizeof *c->us);
@@ -528,8 +564,6 @@ static enum rs_result open_all(struct cuda *c, struct rs_error *err)
             g->local[j].rank = g->rank0 + j;
     }
     enum rs_result rc = start_threads(c, err);
-    if (rc == RS_OK && c->n_gpus > 1)
-        rc = comm_nccl_prepare(c, err);
     return rc == RS_OK ? cuda_all(c, open_gpu, err) : rc;
 }
 
@@ -538,9 +572,12 @@ enum rs_result backend_cuda_open(const struct hparams *hp, const struct weights 
                                  const struct cuda_config *cfg, struct backend **out, struct rs_error *err)
 {
     const char *why;
-    uint32_t have = (uint32_t)backend_cuda_devices(&why);
+    uint32_t have = (uint32_t)backend_cuda_devices(&why), asked = cfg->n_listed != 0 ? cfg->n_listed : cfg->n_gpus;
     if (have == 0)
         return error_set(err, RS_EENGINE, "no GPU to run on: %s", why);
+    for (uint32_t i = 0; i < cfg->n_listed; i++)
+        if (cfg->device[i] < 0 || (uint32_t)cfg->device[i] >= have)
+            return error_set(err, RS_EUSAGE, "GPU %d is not there; there are %u, from 0 on", cfg->device[i], have);
     enum rs_result rc = check_shapes(hp, err);
     if (rc != RS_OK)
         return rc;
@@ -559,7 +596,7 @@ enum rs_result backend_cuda_open(const struct hparams *hp, const struct weights 
     c->prog[1] = nextn;
     c->lim = *lim;
     c->n_ranks = shard->n_ranks;
-    c->n_gpus = cfg->n_gpus != 0 ? cfg->n_gpus : have < c->n_ranks ? have : c->n_ranks;
+    c->n_gpus = asked != 0 ? asked : have < c->n_ranks ? have : c->n_ranks;
     if (c->n_gpus > have || c->n_gpus > KCU_MAX_GPUS || c->n_gpus > c->n_ranks) {
         rc =
             error_set(err, RS_EUSAGE, "%u GPUs asked for; there are %u, at most one per rank and %d in all", c->n_gpus, have, KCU_MAX_GPUS);

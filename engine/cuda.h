@@ -32,7 +32,7 @@ struct cuda_graph {
     const struct program *prog;
     uint64_t generation;
     uint32_t bucket, n_logits, keys;
-    bool guard;
+    bool chained;
     cudaGraphExec_t exec;
     uint32_t n_launched, kernels, reduces;
     uint64_t bytes; /* by which the device's free memory fell when it was made */
@@ -90,7 +90,10 @@ struct cuda {
     uint32_t last_ops;
     uint32_t *fault; /* pinned, one word per GPU */
     uint32_t epoch;  /* of the next reduce; starts at 1, since receive buffers start as zeros */
-    void *nccl_id;   /* owned */
+    void *nccl;      /* the library and the id of the communicators, owned; NULL: not loaded yet */
+    uint8_t nccl_how;     /* what the open communicators are for; index of the patch slot's implementation */
+    bool nccl_open;
+    uint64_t prepared;    /* generation of the choices that were looked at last */
     const struct backend_step *step;
     /* jobs for the GPUs' threads */
     pthread_mutex_t lock;
@@ -118,9 +121,13 @@ static inline size_t cuda_meta_logit(const struct cuda *c)
 {
     return 16 + 3 * (size_t)c->lim.max_rows;
 }
-static inline size_t cuda_meta_tables(const struct cuda *c)
+static inline size_t cuda_meta_from(const struct cuda *c)
 {
     return 16 + 3 * (size_t)c->lim.max_rows + c->lim.max_logits;
+}
+static inline size_t cuda_meta_tables(const struct cuda *c)
+{
+    return 16 + 4 * (size_t)c->lim.max_rows + c->lim.max_logits;
 }
 
 /* Rows that a buffer can hold. */
@@ -138,6 +145,9 @@ enum rs_result cuda_load(struct cuda_gpu *g, struct rs_error *err);
 
 /* cuda_op.c and its kin: launch one step's list on the GPU's stream. */
 enum rs_result cuda_launch_step(struct cuda_gpu *g, const struct backend_step *s, uint32_t rows, uint32_t keys, struct rs_error *err);
+
+/* cuda.c: make what these choices need (communicators), or say why it cannot be had. */
+enum rs_result cuda_prepare(struct cuda *c, const struct program *p, const struct choice *choices, struct rs_error *err);
 
 /* cuda_exec.c */
 enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, struct rs_error *err);

@@ -3,9 +3,12 @@
 #define RANKSCOPE_ENGINE_CUDA_BACKEND_H
 
 #include "engine/backend.h"
+#include "kernels/cuda/cuda.h"
 
 struct cuda_config {
-    uint32_t n_gpus; /* 0: as many as there are, at most one per rank */
+    uint32_t n_gpus;   /* 0: as many as there are, at most one per rank */
+    uint32_t n_listed; /* devices named one by one; 0: the first n_gpus */
+    int device[KCU_MAX_GPUS];
     bool fuse;     /* join neighbouring ops into one kernel */
     bool pdl;      /* programmatic dependent launch */
     void (*progress)(void *arg, uint64_t done, uint64_t total, double seconds); /* during the load, from any GPU's thread; or NULL */

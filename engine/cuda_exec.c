@@ -41,6 +41,9 @@ static enum rs_result fill_meta(struct cuda *c, const struct backend_step *s, ui
     memcpy(m + cuda_meta_token(), b->token, b->n_rows * sizeof *m);
     memcpy(m + cuda_meta_pos(c), b->pos, b->n_rows * sizeof *m);
     memcpy(m + cuda_meta_logit(c), b->logit_row, b->n_logits * sizeof *m);
+    int32_t *from = m + cuda_meta_from(c);
+    for (uint32_t i = 0; i < rows; i++)
+        from[i] = b->from != NULL && i < b->n_rows ? b->from[i] : 0;
     for (uint32_t i = b->n_rows; i < rows; i++)
         m[cuda_meta_token() + i] = m[cuda_meta_pos(c) + i] = offset[i] = 0;
     c->n_tables = at;
@@ -88,7 +91,7 @@ static struct cuda_graph *find_graph(struct cuda_gpu *g, const struct backend_st
     for (uint32_t i = 0; i < g->n_graphs; i++) {
         struct cuda_graph *x = &g->graph[i];
         if (x->prog == s->prog && x->generation == s->generation && x->bucket == s->batch->bucket && x->n_logits == s->batch->n_logits &&
-            x->keys == keys)
+            x->keys == keys && x->chained == s->batch->chained)
             return x;
     }
     return NULL;
@@ -129,7 +132,8 @@ static enum rs_result capture(struct cuda_gpu *g, const struct backend_step *s, 
         drop_graph(g, 0);
     struct cuda_graph *x = &g->graph[g->n_graphs];
     *x = (struct cuda_graph){
-        .prog = s->prog, .generation = s->generation, .bucket = s->batch->bucket, .n_logits = s->batch->n_logits, .keys = keys};
+        .prog = s->prog, .generation = s->generation, .bucket = s->batch->bucket, .n_logits = s->batch->n_logits, .keys = keys,
+        .chained = s->batch->chained};
     cudaError_t e = cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal);
     if (e != cudaSuccess)
         return cuda_fail(&g->err, e, "begin of capture", g->device);
@@ -253,6 +257,12 @@ enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, stru
     enum rs_result rc = fill_meta(c, s, s->graph ? s->batch->bucket : s->batch->n_rows, err);
     if (rc != RS_OK)
         return rc;
+    if (c->prepared != s->generation) {
+        rc = cuda_prepare(c, p, s->choices, err);
+        if (rc != RS_OK)
+            return rc;
+        c->prepared = s->generation;
+    }
     c->step = s;
     for (uint32_t k = 0; k < c->n_gpus; k++)
         memset(c->gpu[k].stamp, 0, ((size_t)c->cap_ops * c->n_ranks + 1) * sizeof(uint64_t));
@@ -262,7 +272,8 @@ enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, stru
         rc = check_fault(c, p, err);
     if (rc != RS_OK)
         return rc;
-    sum_times(c, p);
+    if (p == c->prog[0]) /* a NextN step is no op of the ledger's step */
+        sum_times(c, p);
     size_t at = 0;
     for (uint32_t i = 0; s->probes != NULL && i < s->probes->n_copies; i++) {
         const struct probe_copy *q = &s->probes->copies[i];

@@ -9,7 +9,7 @@ const struct op_impl CUDA_IMPLS[] = {
     {OP_EMBED, "lookup", false, NULL, "rows of this rank's part of the vocabulary, zero for other tokens"},
     {OP_ALLREDUCE, "flat", false, NULL, "one-shot: every GPU pushes its summands to all others, sums run in order of rank"},
 #ifdef HAVE_NCCL
-    {OP_ALLREDUCE, "nccl", false, NULL, "NCCL, as it sees fit"},
+    {OP_ALLREDUCE, "nccl", false, NULL, "NCCL, by the algorithm and protocol that the slot nccl names"},
 #endif
     {OP_RMSNORM, "rows", false, NULL, "with the int8 form of the result"},
     {OP_QKV_A, "fused", false, NULL, "q_a and kv_a in one launch, joined by slot (or as slot_order says)"},
@@ -31,6 +31,8 @@ const struct op_impl CUDA_IMPLS[] = {
     {OP_MOE_SILU_MUL, "rows", false, NULL, "in the projection's kernel"},
     {OP_MOE_DOWN, "grouped", false, NULL, "weighted sum over a row's experts, in ascending order of expert"},
     {OP_PICK_ROWS, "copy", false, NULL, "rows that want logits"},
+    {OP_HIDDEN, "normed", false, NULL, "after the last norm"},
+    {OP_HIDDEN, "raw", false, NULL, "before the last norm"},
     {OP_GATHER, "copy", false, NULL, "every rank's part of the vocabulary to the host"},
 };
 const size_t CUDA_N_IMPLS = sizeof CUDA_IMPLS / sizeof CUDA_IMPLS[0];

@@ -107,6 +107,29 @@ static enum rs_result run_gather(struct cuda_walk *w, struct cuda_rank *r)
     return e == cudaSuccess ? RS_OK : error_set(w->err, RS_EENGINE, "GPU %d, op %s: %s", w->g->device, w->op->site, cudaGetErrorString(e));
 }
 
+/* NextN: rows of the step before, through that step's last norm or as they are. */
+static enum rs_result run_hidden(struct cuda_walk *w, struct cuda_rank *r)
+{
+    const struct op_ref *in = &w->op->in[0], *out = &w->op->out[0];
+    const uint32_t width = cuda_op_width_of(w, r, out);
+    struct kcu_join j = {.n_local = 1,
+                         .part = {cuda_op_at(w, r, out)},
+                         .h = {cuda_op_at(w, r, out)},
+                         .part_pitch = cuda_op_pitch_of(w, r, out->buf),
+                         .h_pitch = cuda_op_pitch_of(w, r, out->buf),
+                         .w = cuda_op_vec(w, r, w->op, w->s->batch->chained ? 1 : 0),
+                         .n = w->rows,
+                         .width = width,
+                         .eps = w->c->hp->eps,
+                         .n_ranks = 1,
+                         .n_gpus = 1};
+    CUDA_OP_RUN(kcu_pick(&w->l, cuda_op_at(w, r, in), cuda_op_pitch_of(w, r, in->buf), w->g->meta + cuda_meta_from(w->c), w->rows, width,
+                         j.part[0], j.part_pitch));
+    if (strcmp(w->ch->impl->name, "raw") != 0)
+        CUDA_OP_RUN(kcu_join(&w->l, &j));
+    return RS_OK;
+}
+
 static enum rs_result run_one(struct cuda_walk *w, struct cuda_rank *r)
 {
     const struct op *op = w->op;
@@ -146,6 +169,7 @@ static enum rs_result run_one(struct cuda_walk *w, struct cuda_rank *r)
                              w->s->batch->n_logits, cuda_op_width_of(w, r, out), cuda_op_at(w, r, out), cuda_op_pitch_of(w, r, out->buf)));
         return RS_OK;
     case OP_GATHER: return run_gather(w, r);
+    case OP_HIDDEN: return run_hidden(w, r);
     default: return error_set(w->err, RS_EINTERNAL, "op %s has no CUDA kernel", op->site);
     }
 }

@@ -3,7 +3,6 @@
 
 #include "engine/comm_nccl.h"
 #include "engine/cuda_op.h"
-#include "engine/error.h"
 
 static bool same_ref(const struct op_ref *a, const struct op_ref *b)
 {
@@ -13,8 +12,6 @@ static bool same_ref(const struct op_ref *a, const struct op_ref *b)
 static enum rs_result nccl_sum(struct cuda_walk *w, struct cuda_rank *r, const struct op_ref *ref, bool bf16)
 {
     const size_t n = (size_t)w->rows * cuda_op_width_of(w, r, ref);
-    if (w->g->n_local != 1)
-        return error_set(w->err, RS_EUNSUPPORTED, "op %s: allreduce=nccl takes one rank per GPU; use flat", w->op->site);
     if (bf16)
         CUDA_OP_RUN(kcu_to_bf16(&w->l, cuda_op_at(w, r, ref), w->g->payload, n));
     enum rs_result rc =

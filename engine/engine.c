@@ -180,6 +180,8 @@ enum rs_result engine_load(struct engine *e, struct model *m, const struct runti
     struct runtime_config cfg = engine_default_config(m);
     cfg.backend = want->backend;
     cfg.gpus = want->gpus;
+    cfg.n_listed = want->n_listed;
+    memcpy(cfg.device, want->device, sizeof cfg.device);
     cfg.ranks = want->ranks != 0 ? want->ranks : cfg.ranks;
     cfg.ctx = want->ctx != 0 ? want->ctx : cfg.ctx;
     cfg.max_seqs = want->max_seqs != 0 ? want->max_seqs : cfg.max_seqs;

@@ -29,6 +29,7 @@ struct choice {
     bool file_order;       /* fused projections: join by file order (the bug of the story) */
     bool tree;             /* all-reduce */
     bool bf16;             /* all-reduce payload */
+    uint8_t nccl;          /* all-reduce by NCCL: index of the slot's implementation */
     bool dense;            /* attention over all keys even where an indexer selects */
     int16_t delay_rank;    /* all-reduce: this rank arrives late; -1 none */
     float delay_us;

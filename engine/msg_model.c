@@ -117,6 +117,30 @@ static void parse_backend(struct args *a, enum backend_kind *out)
     *out = s[1] == 'u' ? BACKEND_CUDA : BACKEND_CPU;
 }
 
+/* How many, or which: a number or an array of device numbers. */
+static void parse_gpus(struct args *a, struct runtime_config *cfg)
+{
+    json_t *v;
+    if (!args_any(a, "gpus", &v))
+        return;
+    if (json_is_integer(v) && json_integer_value(v) >= 1 && json_integer_value(v) <= RUNTIME_MAX_GPUS) {
+        cfg->gpus = (uint32_t)json_integer_value(v);
+        return;
+    }
+    size_t n = json_array_size(v);
+    bool ok = n >= 1 && n <= RUNTIME_MAX_GPUS;
+    for (size_t i = 0; i < n && ok; i++) {
+        json_int_t d = json_is_integer(json_array_get(v, i)) ? json_integer_value(json_array_get(v, i)) : -1;
+        ok = d >= 0 && d < 256;
+        for (size_t k = 0; k < i && ok; k++)
+            ok = cfg->device[k] != d;
+        cfg->device[i] = (uint8_t)d;
+    }
+    cfg->n_listed = (uint32_t)n;
+    if (!ok && a->rc == RS_OK)
+        a->rc = error_set(a->err, RS_EUSAGE, "open: gpus must be a number of devices, 1 to %d, or a list of different device numbers", RUNTIME_MAX_GPUS);
+}
+
 static bool parse_numerics(struct args *a, bool *fast)
 {
     const char *s;
@@ -178,7 +202,7 @@ static enum rs_result msg_open(struct engine *e, struct msg *m, struct args *a, 
     args_need(a, args_str(a, "path", &path) || synthetic, "path (or synthetic)");
     args_u32(a, "ranks", 1, RS_MAX_RANKS, &cfg.ranks);
     parse_backend(a, &cfg.backend);
-    args_u32(a, "gpus", 1, RS_MAX_RANKS, &cfg.gpus);
+    parse_gpus(a, &cfg);
     args_u32(a, "ctx", 16, 1u << 24, &cfg.ctx);
     args_u32(a, "max_seqs", 1, 4096, &cfg.max_seqs);
     args_u32(a, "batch_tokens", 1, 1u << 16, &cfg.batch_tokens);
@@ -196,6 +220,7 @@ static enum rs_result msg_open(struct engine *e, struct msg *m, struct args *a, 
     if (rc != RS_OK)
         return rc;
     struct patch_table before = e->patches.now;
+    e->patches.now.gpus = cfg.backend == BACKEND_CUDA;
     if (patches != NULL)
         rc = plan_patches(e, patches, err);
     if (rc == RS_OK)

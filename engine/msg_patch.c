@@ -33,7 +33,7 @@ static json_t *slot_json(const struct engine *e, uint32_t id)
     for (uint32_t i = 0; i < e->patches.now.n; i++)
         if (e->patches.now.entry[i].slot == id)
             json_array_append_new(sites, json_pack("{s:s,s:s}", "glob", e->patches.now.entry[i].glob, "impl", e->patches.now.entry[i].impl));
-    return json_pack("{s:s,s:o,s:s,s:s,s:s,s:o,s:o,s:s}", "slot", p->name, "op_kinds", kinds, "cost", patch_cost_name(p->cost), "default", p->impls[0].name,
+    return json_pack("{s:s,s:o,s:s,s:s,s:s,s:o,s:o,s:s}", "slot", p->name, "op_kinds", kinds, "cost", patch_cost_name(p->cost), "default", patch_default(&e->patches.now, id),
                      "current", patch_current(&e->patches.now, id), "sites", sites, "impls", impls, "help", p->help);
 }
 
@@ -148,7 +148,7 @@ static enum rs_result msg_patch_revert(struct engine *e, struct msg *m, struct a
 
 static enum rs_result msg_patch_reset(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
-    struct patch_table none = {.n = 0, .reg = e->patches.registry};
+    struct patch_table none = {.n = 0, .reg = e->patches.registry, .gpus = e->patches.now.gpus};
     enum rs_result rc = args_end(a);
     return rc == RS_OK ? apply(e, m, &none, "reset", NULL, "default", err) : rc;
 }

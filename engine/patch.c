@@ -28,7 +28,15 @@ static const struct patch_slot PATCH_SLOTS[SLOT_COUNT] = {
     [SLOT_ALLREDUCE] = {"allreduce", PATCH_RECAPTURE, K(ALLREDUCE), true, "how partial sums of the ranks are added",
                         {{"flat", "rank 0 + rank 1 + ..., in order"}, {"tree", "pairs, then pairs of pairs: another rounding"}, {"nccl", "NCCL, as it sees fit (GPUs)"}}},
     [SLOT_AR_DTYPE] = {"allreduce.dtype", PATCH_RECAPTURE, K(ALLREDUCE), true, "payload of the all-reduce",
-                       {{"f32", "exact"}, {"bf16", "half the bytes, each summand rounded to 8 bits of mantissa"}}},
+                       {{"f32", "exact"}, {"bf16", "half the bytes, each summand rounded to 8 bits of mantissa"}}, "bf16"},
+    [SLOT_NCCL] = {"nccl", PATCH_RECAPTURE, K(ALLREDUCE), false, "how NCCL sums where allreduce=nccl; its communicators are made anew",
+                   {{"auto", "as NCCL sees fit"},
+                    {"ring-ll", "ring, 8-byte packets with flags"},
+                    {"ring-ll128", "ring, 128-byte packets with flags"},
+                    {"ring-simple", "ring, plain copies behind barriers"},
+                    {"tree-ll", "tree, 8-byte packets with flags"},
+                    {"tree-ll128", "tree, 128-byte packets with flags"},
+                    {"tree-simple", "tree, plain copies behind barriers"}}},
     [SLOT_MOE_SPLIT] = {"moe.split", PATCH_RESHARD, 0, false, "how routed experts are divided over ranks",
                         {{"auto", "inside each expert where whole blocks allow it, else whole experts"},
                          {"tp", "inside each expert: every rank reads a part of every chosen expert"},
@@ -159,7 +167,7 @@ static enum rs_result put(struct patch_table *t, uint32_t slot, const char *impl
             if (t->entry[i].slot != slot || (slot == SLOT_USER && other_kind(t, t->entry[i].impl, impl)))
                 t->entry[n++] = t->entry[i];
         t->n = n;
-        if (!preset && strcmp(impl, PATCH_SLOTS[slot].impls[0].name) == 0)
+        if (!preset && strcmp(impl, patch_default(t, slot)) == 0)
             return RS_OK;
     }
     if (t->n == PATCH_MAX_ENTRIES)
@@ -235,6 +243,7 @@ enum rs_result patch_past(const struct patch_store *s, uint64_t to, struct patch
     for (uint32_t i = s->n_history; i-- > 0;)
         if (to == 0 || s->history[i].generation == to) {
             *out = s->history[i];
+            out->gpus = s->now.gpus;
             return RS_OK;
         }
     return error_set(err, RS_ENOTFOUND, to == 0 ? "nothing to revert: no patch was set" : "generation %llu is not in the history", (unsigned long long)to);
@@ -245,7 +254,12 @@ const char *patch_current(const struct patch_table *t, uint32_t slot)
     for (uint32_t i = t->n; i-- > 0;)
         if (t->entry[i].slot == slot && strcmp(t->entry[i].glob, "*") == 0)
             return t->entry[i].impl;
-    return PATCH_SLOTS[slot].impls[0].name;
+    return patch_default(t, slot);
+}
+
+const char *patch_default(const struct patch_table *t, uint32_t slot)
+{
+    return t->gpus && PATCH_SLOTS[slot].on_gpus != NULL ? PATCH_SLOTS[slot].on_gpus : PATCH_SLOTS[slot].impls[0].name;
 }
 
 static bool same_entries(const struct patch_table *a, const struct patch_table *b, uint32_t slot)
@@ -302,6 +316,10 @@ static void apply(struct choice *c, uint32_t slot, const char *impl)
     case SLOT_SLOT_ORDER: c->file_order = strcmp(impl, "file") == 0; break;
     case SLOT_ALLREDUCE: c->tree = strcmp(impl, "tree") == 0; break;
     case SLOT_AR_DTYPE: c->bf16 = strcmp(impl, "bf16") == 0; break;
+    case SLOT_NCCL:
+        for (c->nccl = 0; strcmp(PATCH_SLOTS[SLOT_NCCL].impls[c->nccl].name, impl) != 0;)
+            c->nccl++;
+        break;
     case SLOT_MATMUL: c->matmul = strcmp(impl, "f32") == 0 ? MATMUL_F32 : MATMUL_INT8; break;
     case SLOT_ATTENTION: c->dense = strcmp(impl, "dense") == 0; break;
     case SLOT_DELAY:
@@ -347,7 +365,7 @@ enum rs_result patch_resolve(const struct patch_table *t, const struct program *
             if ((PATCH_SLOTS[s].kinds >> op->kind & 1) == 0 || s == SLOT_USER)
                 continue;
             const struct patch_entry *e = ruling(t, s, op);
-            const char *impl = e != NULL ? e->impl : PATCH_SLOTS[s].impls[0].name;
+            const char *impl = e != NULL ? e->impl : patch_default(t, s);
             apply(&c, s, impl);
             if (names_impl(s))
                 name = impl;

@@ -17,7 +17,7 @@ enum patch_cost {
 };
 
 enum patch_slot_id {
-    SLOT_SLOT_ORDER, SLOT_QKV_A, SLOT_MLA, SLOT_ALLREDUCE, SLOT_AR_DTYPE, SLOT_MOE_SPLIT, SLOT_MATMUL, SLOT_CACHE, SLOT_ATTENTION, SLOT_DELAY, SLOT_HIDDEN, SLOT_USER,
+    SLOT_SLOT_ORDER, SLOT_QKV_A, SLOT_MLA, SLOT_ALLREDUCE, SLOT_AR_DTYPE, SLOT_NCCL, SLOT_MOE_SPLIT, SLOT_MATMUL, SLOT_CACHE, SLOT_ATTENTION, SLOT_DELAY, SLOT_HIDDEN, SLOT_USER,
     SLOT_COUNT,
 };
 
@@ -26,7 +26,7 @@ struct patch_impl {
     const char *help;
 };
 
-#define PATCH_MAX_IMPLS 6
+#define PATCH_MAX_IMPLS 8
 
 struct patch_slot {
     const char *name;
@@ -35,6 +35,7 @@ struct patch_slot {
     bool per_site;   /* a site glob makes sense */
     const char *help;
     struct patch_impl impls[PATCH_MAX_IMPLS]; /* the first is the default */
+    const char *on_gpus;                      /* the default of the CUDA backend where it is another; else NULL */
 };
 
 struct patch_entry {
@@ -63,6 +64,7 @@ struct patch_registry {
 struct patch_table {
     uint64_t generation;
     const struct patch_registry *reg; /* what the names of slot "user" mean */
+    bool gpus;                        /* defaults are those of the CUDA backend */
     uint32_t n;
     struct patch_entry entry[PATCH_MAX_ENTRIES];
 };
@@ -110,6 +112,9 @@ enum rs_result patch_past(const struct patch_store *s, uint64_t to, struct patch
 
 /* The impl of a slot at "*" in a table: the last entry whose glob matches everything, or the default. */
 const char *patch_current(const struct patch_table *t, uint32_t slot);
+
+/* What a slot is when nothing was set. */
+const char *patch_default(const struct patch_table *t, uint32_t slot);
 
 enum patch_cost patch_difference(const struct patch_table *a, const struct patch_table *b);
 const char *patch_cost_name(enum patch_cost c);

@@ -38,7 +38,9 @@ static enum rs_result open_backend(struct runtime *rt, struct model *m, const st
     const struct program *nextn = rt->has_nextn ? &rt->nextn : NULL;
     if (rt->cfg.backend == BACKEND_CUDA) {
 #ifdef HAVE_CUDA
-        struct cuda_config cc = {.n_gpus = rt->cfg.gpus, .fuse = true, .pdl = true};
+        struct cuda_config cc = {.n_gpus = rt->cfg.gpus, .n_listed = rt->cfg.n_listed, .fuse = true, .pdl = true};
+        for (uint32_t i = 0; i < cc.n_listed; i++)
+            cc.device[i] = rt->cfg.device[i];
         return backend_cuda_open(&m->hp, &m->w, &rt->shard, &rt->prog, nextn, lim, &cc, &rt->backend, err);
 #else
         return error_set(err, RS_EUNSUPPORTED, "this build has no CUDA: configure it --with-cuda");
@@ -62,6 +64,13 @@ enum rs_result runtime_resolve(struct runtime *rt, const struct patch_table *pat
         next_new = calloc(rt->nextn.n_ops, sizeof *next_new);
         rc = next_new == NULL ? error_set(err, RS_ENOMEM, "out of memory for op choices") : patch_resolve(patches, &rt->nextn, impls, n, next_new, err);
     }
+    if (rc != RS_OK) {
+        free(main_new);
+        free(next_new);
+        return rc;
+    }
+    if (rt->backend != NULL && rt->backend->ops->prepare != NULL)
+        rc = rt->backend->ops->prepare(rt->backend, &rt->prog, main_new, err);
     if (rc != RS_OK) {
         free(main_new);
         free(next_new);
@@ -103,6 +112,8 @@ enum rs_result runtime_open(struct model *m, const struct runtime_config *cfg, c
         rc = runtime_resolve(rt, patches, err);
     if (rc == RS_OK)
         rc = open_backend(rt, m, &lim, pool, isa, err);
+    if (rc == RS_OK && rt->backend->ops->prepare != NULL)
+        rc = rt->backend->ops->prepare(rt->backend, &rt->prog, rt->choices, err);
     if (rc != RS_OK) {
         runtime_close(rt);
         return rc;

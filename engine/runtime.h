@@ -8,9 +8,13 @@
 #include "engine/model.h"
 #include "engine/patch.h"
 
+enum { RUNTIME_MAX_GPUS = 8 };
+
 struct runtime_config {
     enum backend_kind backend;
     uint32_t gpus;           /* CUDA: 0 as many as there are ranks and devices */
+    uint32_t n_listed;       /* CUDA: devices named one by one; 0: the first ones */
+    uint8_t device[RUNTIME_MAX_GPUS];
     uint32_t ranks;
     enum shard_split split;
     enum krn_cache_type cache;

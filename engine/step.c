@@ -22,7 +22,7 @@ static json_t *patches_json(const struct engine *e)
     json_t *o = json_object();
     for (uint32_t i = 0; patch_slot(i) != NULL; i++) {
         const char *now = patch_current(&e->patches.now, i);
-        if (strcmp(now, patch_slot(i)->impls[0].name) != 0)
+        if (strcmp(now, patch_default(&e->patches.now, i)) != 0)
             json_object_set_new(o, patch_slot(i)->name, json_string(now));
     }
     for (uint32_t i = 0; i < e->patches.now.n; i++) {

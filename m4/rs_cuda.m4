@@ -106,7 +106,10 @@ AC_DEFUN([RS_NCCL], [
     done
     AS_IF([test $have_nccl = no && test "$with_nccl" != guess], [AC_MSG_ERROR([--with-nccl=$with_nccl: $nccl_why])])
   ])
-  AS_IF([test $have_nccl = yes], [AC_DEFINE([HAVE_NCCL], [1], [Define to 1 when NCCL collectives are compiled in.])])
+  AS_IF([test $have_nccl = yes], [
+    AC_DEFINE([HAVE_NCCL], [1], [Define to 1 when NCCL collectives are compiled in.])
+    AC_DEFINE_UNQUOTED([NCCL_LIBRARY], ["$nccl_where"], [Where libnccl was found; tried after the loader's own places.])
+  ])
   AC_SUBST([NCCL_CPPFLAGS])
   AC_SUBST([NCCL_LIBS])
   AM_CONDITIONAL([HAVE_NCCL], [test $have_nccl = yes])
