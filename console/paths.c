@@ -19,22 +19,42 @@ static char *if_there(const char *folder, const char *name)
     return NULL;
 }
 
-/* A build tree has the file that configure left there. */
-static bool in_build_tree(void)
+/* The folder that this program lies in; caller frees, NULL: not known. */
+static char *program_folder(void)
 {
     char exe[4096];
     ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
     if (n <= 0)
-        return false;
+        return NULL;
     exe[n] = '\0';
     char *slash = strrchr(exe, '/');
     if (slash == NULL)
-        return false;
+        return NULL;
     *slash = '\0';
-    char *path = if_there(exe, "config.status");
+    return xstrdup(exe);
+}
+
+/* A build tree has the file that configure left there. */
+static bool in_build_tree(void)
+{
+    char *folder = program_folder(), *path = folder != NULL ? if_there(folder, "config.status") : NULL;
     bool found = path != NULL;
     free(path);
+    free(folder);
     return found;
+}
+
+/* An installation that was moved, or unpacked from a bundle: DIR/bin/rankscope and DIR/share/rankscope. */
+static char *beside_program(const char *name)
+{
+    char *folder = program_folder(), *path = NULL;
+    if (folder != NULL) {
+        char *data = xasprintf("%s/../share/rankscope", folder);
+        path = if_there(data, name);
+        free(data);
+    }
+    free(folder);
+    return path;
 }
 
 char *paths_data(const char *name)
@@ -43,6 +63,8 @@ char *paths_data(const char *name)
     if (env != NULL && *env != '\0')
         return if_there(env, name);
     char *path = in_build_tree() ? if_there(SRCDIR, name) : NULL;
+    if (path == NULL)
+        path = beside_program(name);
     return path != NULL ? path : if_there(PKGDATADIR, name);
 }
 
