@@ -128,6 +128,7 @@ libconsole_a_SOURCES = \
 	console/tui_layout.c \
 	console/tui_layout.h \
 	console/tui_lists.c \
+	console/tui_op.c \
 	console/tui_options.c \
 	console/tui_panels.c \
 	console/tui_plot.c \

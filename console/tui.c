@@ -125,7 +125,7 @@ static void take_action(struct tui *t)
         tui_log(t, "info", "%s: generation %lld, %.1f ms", t->action, (long long)js_int(a->reply, "generation", 0),
                 js_num(a->reply, "took_ms", 0));
     }
-    t->data.asked[TUI_ASK_PATCHES].next_us = 0;
+    t->data.asked[TUI_ASK_PATCHES].next_us = t->data.asked[TUI_ASK_BREAKS].next_us = t->data.asked[TUI_ASK_TAPS].next_us = 0;
     t->next_tick_us = 0;
 }
 
@@ -133,7 +133,10 @@ static void take_stop(struct tui *t, const json_t *json)
 {
     tui_log(t, "warn", "stopped at %s, rank %lld: %s", js_str(json, "site", "?"), (long long)js_int(json, "rank", -1),
             js_str(json, "reason", ""));
-    tui_say(t, true, "the engine holds at %s", js_str(json, "site", "?"));
+    t->find_held = true;
+    if (t->overlay == TUI_OVERLAY_OP) /* steps are followed */
+        tui_op_show(t, js_str(json, "site", t->op_site));
+    t->next_tick_us = 0;
 }
 
 static void watch(struct con *con, void *ctx, const struct rs_event *ev, const json_t *json)
@@ -144,6 +147,8 @@ static void watch(struct con *con, void *ctx, const struct rs_event *ev, const j
         enum tui_ask what = tui_data_reply(&t->data, ev, json);
         if (what == TUI_ASK_ACTION)
             take_action(t);
+        if (what == TUI_ASK_TENSOR)
+            tui_op_take_tensor(t);
         const json_t *slots = what == TUI_ASK_PATCHES ? js_at(tui_data_last(&t->data, what), "slots") : NULL;
         if (slots != NULL) {
             json_decref(con->slots);
@@ -200,17 +205,6 @@ static void frame(struct tui *t, uint64_t now)
     t->slowest_key_us = us > t->slowest_key_us ? us : t->slowest_key_us;
 }
 
-/* What a tap on the op that is open has seen, twice a second while there are taps at all. */
-static void ask_probe(struct tui *t, uint64_t now)
-{
-    struct tui_asked *a = &t->data.asked[TUI_ASK_PROBE];
-    bool taps = t->tapping || js_int(t->con->info, "state.taps", 0) > 0;
-    if (t->overlay != TUI_OVERLAY_OP || !taps || a->id != 0 || now < a->next_us)
-        return;
-    if (tui_data_ask(&t->data, TUI_ASK_PROBE, "probe.read", json_pack("{s:s}", "site", t->op_site), now))
-        a->next_us = now + 500000;
-}
-
 /* A panel of a script that is in sight and wants to be asked for its text; -1: none. *due: when the next one wants that. */
 static int custom_due(const struct tui *t, uint64_t now, uint64_t *due)
 {
@@ -232,7 +226,7 @@ static uint64_t timers(struct tui *t)
         next = due;
     } else if (now >= t->next_tick_us) {
         t->dirty |= tui_data_tick(&t->data, now, &t->next_tick_us);
-        ask_probe(t, now);
+        tui_op_ask(t, now);
         /* While steps run, their figures change at the pace of frames; 10 times a second is what an eye reads. */
         if (t->data.have && t->data.snap.running > 0 && t->next_tick_us > now + 100000)
             t->next_tick_us = now + 100000;
@@ -384,7 +378,7 @@ static bool is_idle(const struct tui *t)
 {
     const struct con *con = t->con;
     bool engine = con->engine != NULL && !con->lost;
-    return t->running == 0 && t->n_waiting == 0 && !con->answer.running && !tui_data_waiting(&t->data) &&
+    return t->running == 0 && t->n_waiting == 0 && (!con->answer.running || con->stopped != NULL) && !tui_data_waiting(&t->data) &&
            !(engine && rs_pending(con->engine)) && !tui_key_waiting(&t->keys);
 }
 
@@ -574,6 +568,7 @@ void tui_free(struct tui *t)
     tui_text_fini(&t->chat);
     tui_text_fini(&t->log);
     tui_data_fini(&t->data);
+    json_decref(t->tensors.seen);
     tui_key_fini(&t->keys);
     grid_fini(&t->grid);
     for (size_t i = 0; i < t->n_waiting; i++)

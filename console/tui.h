@@ -45,6 +45,13 @@ struct tui_list {
     int selected, top, n, h;
 };
 
+/* The tensors of the op that is open, as they are where the engine is stopped. */
+struct tui_tensors {
+    char at[200];   /* the place that they are of: op that is open, step, op that holds, before or after */
+    json_t *seen;   /* array of replies, or of {"error"}; in the order of asking */
+    size_t asked;   /* inputs and outputs that were asked for so far */
+};
+
 struct tui_script;
 
 struct tui {
@@ -76,6 +83,8 @@ struct tui {
     int overlay_top, overlay_rows; /* rows: of what could be scrolled */
     char op_site[160];             /* TUI_OVERLAY_OP */
     bool tapping;                  /* its tap was asked for here */
+    struct tui_tensors tensors;    /* what it reads and writes, while the engine is stopped */
+    bool find_held;                /* bring the op that the engine is stopped at in sight */
     char **matches;
     size_t n_matches;
     enum tui_asking asking;
@@ -161,7 +170,27 @@ void tui_draw_allreduce(struct tui *t, struct grid_rect r);
 void tui_draw_step(struct tui *t, struct grid_rect r);
 void tui_draw_ops(struct tui *t, struct grid_rect r);
 void tui_draw_patches(struct tui *t, struct grid_rect r);
-void tui_draw_op(struct tui *t, struct grid_rect r); /* the overlay */
+
+/* ---- tui_op.c: an op, opened ------------------------------------------------------------------------------------------------------------- */
+
+void tui_draw_op(struct tui *t, struct grid_rect r);
+
+/* Open the op that is selected, or the one at a site. */
+void tui_op_open(struct tui *t);
+void tui_op_show(struct tui *t, const char *site);
+
+/* Ask for what the open op shows and nobody else asks for. Called at each tick. */
+void tui_op_ask(struct tui *t, uint64_t now_us);
+
+/* The reply to TUI_ASK_TENSOR came. */
+void tui_op_take_tensor(struct tui *t);
+
+/* Time of an op on its slowest rank, in microseconds; NAN: not known. */
+double tui_op_us(const json_t *op);
+
+/* The breakpoint (or tap) that covers a site, the one set at this very site before others; NULL: none. Borrowed from the last reply. */
+const json_t *tui_op_break(const struct tui *t, const char *site);
+const json_t *tui_op_tap(const struct tui *t, const char *site);
 
 /* "N/A" in the role for that, or the number; always `w` columns, at the right. */
 void tui_draw_number(struct tui *t, int y, int x, int w, uint8_t role, double value, int digits, const char *unit);
@@ -175,7 +204,7 @@ const json_t *tui_selected_op(struct tui *t);
 /* The patch slot that is selected and the implementation that Enter would choose; false: none. */
 bool tui_selected_patch(struct tui *t, const char **slot, const char **from, const char **to);
 
-/* Where keys go now: one of the tui_context bits. below: as if no window lay over the panels. */
+/* Where keys go now: tui_context bits. below: as if no window lay over the panels. */
 unsigned tui_context(const struct tui *t, bool below);
 
 /* ---- tui_input.c: keys ------------------------------------------------------------------------------------------------------------------ */

@@ -25,6 +25,7 @@ static const struct {
     {"anywhere", TUI_ANYWHERE}, {"panels", TUI_IN_PANEL},  {"input", TUI_IN_PROMPT},  {"window", TUI_IN_OVERLAY},        {"chat", TUI_IN_CHAT},
     {"log", TUI_IN_LOG},        {"text", TUI_IN_TEXT},     {"ranks", TUI_IN_RANKS},   {"allreduce", TUI_IN_ALLREDUCE}, {"step", TUI_IN_STEP},
     {"ops", TUI_IN_OPS},        {"patches", TUI_IN_PATCHES}, {"custom", TUI_IN_CUSTOM},
+    {"held", TUI_HELD},      {"op", TUI_IN_OP},
 };
 
 static const struct {
@@ -61,7 +62,11 @@ static const struct {
     {"fold", TUI_DO_FOLD, 0, "fold or unfold what was thought"},
     {"copy", TUI_DO_COPY, 0, "copy the last answer"},
     {"open", TUI_DO_OPEN_OP, 0, "open the op that is selected in Ops"},
-    {"tap", TUI_DO_TAP, 0, "observe the output of the op that is open, or stop that"},
+    {"tap", TUI_DO_TAP, 0, "observe the output of the op that is open or selected, or stop that"},
+    {"break", TUI_DO_BREAK, 0, "stop the engine after that op, or do not any more"},
+    {"step", TUI_DO_GO, 0, "of a stopped engine: run one op"},
+    {"next", TUI_DO_GO, 1, "run to the first op of the next layer"},
+    {"continue", TUI_DO_GO, 2, "run on"},
     {"sort", TUI_DO_SORT, 0, "sort the ops by another column"},
     {"filter", TUI_DO_FILTER, 0, "show only ops that hold a word"},
     {"choose-next", TUI_DO_OTHER_IMPL, 1, "choose the next implementation in Patches"},

@@ -9,6 +9,8 @@
 #include "console/js.h"
 #include "console/tui_plot.h"
 
+#define VALUES 8 /* of a tensor, to show */
+
 /* How often each is asked for while it is wanted. The ledger of a large model is hundreds of kilobytes. */
 static const struct {
     const char *method;
@@ -17,7 +19,8 @@ static const struct {
     [TUI_ASK_STATS] = {"stats", 500},    [TUI_ASK_ALLREDUCE] = {"allreduce", 500},
     [TUI_ASK_LEDGER] = {"ledger", 1000}, [TUI_ASK_PATCHES] = {"patch.list", 2000},
     [TUI_ASK_PROGRAM] = {"program", 0},  [TUI_ASK_PROBE] = {"probe.read", 0},
-    [TUI_ASK_ACTION] = {NULL, 0},
+    [TUI_ASK_BREAKS] = {"break.list", 1000}, [TUI_ASK_TAPS] = {"probe.list", 1000},
+    [TUI_ASK_TENSOR] = {"tensor.read", 0},   [TUI_ASK_ACTION] = {NULL, 0},
 };
 
 void tui_data_init(struct tui_data *d, struct con *con)
@@ -169,6 +172,19 @@ bool tui_data_tick(struct tui_data *d, uint64_t now_us, uint64_t *next_us)
     return changed;
 }
 
+/* The first values of a tensor that came along. */
+static json_t *with_values(json_t *reply, const struct rs_event *ev)
+{
+    json_t *o = json_copy(reply), *values = json_array();
+    for (size_t i = 0; i < VALUES && (i + 1) * sizeof(float) <= ev->blob_len; i++) {
+        float x;
+        memcpy(&x, (const char *)ev->blob + i * sizeof x, sizeof x);
+        json_array_append_new(values, isfinite(x) ? json_real((double)x) : json_string(isnan(x) ? "nan" : x > 0 ? "inf" : "-inf"));
+    }
+    json_object_set_new(o, "values", values);
+    return o;
+}
+
 enum tui_ask tui_data_reply(struct tui_data *d, const struct rs_event *ev, const json_t *json)
 {
     for (int i = 0; i < TUI_ASKS; i++) {
@@ -180,7 +196,7 @@ enum tui_ask tui_data_reply(struct tui_data *d, const struct rs_event *ev, const
         a->error = NULL;
         if (ev->status == RS_OK) {
             json_decref(a->reply);
-            a->reply = json_incref((json_t *)json);
+            a->reply = ev->blob_len > 0 ? with_values((json_t *)json, ev) : json_incref((json_t *)json);
         } else {
             a->error = xstrdup(js_str(json, "error.message", rs_result_name(ev->status)));
         }

@@ -25,6 +25,9 @@ enum tui_ask {
     TUI_ASK_PATCHES,
     TUI_ASK_PROGRAM,
     TUI_ASK_PROBE,
+    TUI_ASK_BREAKS,
+    TUI_ASK_TAPS,
+    TUI_ASK_TENSOR, /* the reply gets the first values of the blob as "values" */
     TUI_ASK_ACTION,
     TUI_ASKS
 };

@@ -109,6 +109,8 @@ static int status_parts(const struct tui *t, struct part *parts)
         return n;
     bool graph = s->mode == 1, armed = js_bool(state, "armed", false);
     add_part(parts, &n, 3, ROLE_STATUS, "%u rank%s%s", s->n_ranks, s->n_ranks == 1 ? "" : "s", s->simulated ? " sim" : "");
+    if (con->stopped != NULL)
+        add_part(parts, &n, 0, ROLE_STATUS_BAD, "HELD at %s", js_str(con->stopped, "site", "?"));
     add_part(parts, &n, 1, armed ? ROLE_STATUS_WARN : ROLE_STATUS_STRONG, "%s", armed ? "EAGER (armed)" : graph ? "GRAPH" : "EAGER");
     if (isfinite(s->tok_per_s))
         add_part(parts, &n, 4, ROLE_STATUS, "%.1f tok/s", (double)s->tok_per_s);
@@ -289,6 +291,8 @@ static void draw_rule(struct tui *t, struct grid_rect r)
     int x = 2 + grid_str(g, r.y, 2, 12, focus ? ROLE_TITLE_FOCUS : ROLE_TITLE, focus ? "[Input]" : " Input ");
     if (t->progress != NULL)
         x += grid_printf(g, r.y, x + 1, r.w - x - 3, ROLE_CHANGED, " %s ", t->progress) + 1;
+    else if (con->stopped != NULL)
+        x += grid_str(g, r.y, x + 1, r.w - x - 3, ROLE_WARN, " the engine is held; F7 one op, F6 next layer, F5 on ") + 1;
     else if (con->answer.running)
         x += grid_str(g, r.y, x + 1, r.w - x - 3, ROLE_NOTE, " answering, Ctrl-C stops ") + 1;
     else if (t->running > 0)
@@ -325,6 +329,18 @@ static unsigned where(const struct tui *t)
     return tui_context(t, t->overlay == TUI_OVERLAY_MATCHES);
 }
 
+/* Whether the row's key does here what the row says: another row, or a binding of the person's, may come first. */
+static bool has_hint(const struct tui *t, const struct tui_binding *b)
+{
+    struct tui_key k;
+    return b->hint != NULL && tui_key_parse(b->key, &k) && tui_keymap_find(where(t), &k) == b;
+}
+
+static int hint_columns(const struct tui_binding *b)
+{
+    return (int)(strlen(b->key) + strlen(b->hint)) + 3;
+}
+
 static void draw_hint(struct tui *t, int *y, int *x)
 {
     struct grid_rect r = t->layout.hint;
@@ -343,12 +359,12 @@ static void draw_hint(struct tui *t, int *y, int *x)
     }
     char right[48];
     snprintf(right, sizeof right, "%s", t->preset_name);
-    int room = r.w - (int)strlen(right) - 3;
+    int room = r.w - (int)strlen(right) - 3, help = 0;
+    for (const struct tui_binding *b = tui_keymap; b->key != NULL; b++)
+        if (b->action == TUI_DO_HELP && has_hint(t, b))
+            help = hint_columns(b); /* where the other keys stand must be in sight */
     for (const struct tui_binding *b = tui_keymap; b->key != NULL; b++) {
-        if (b->hint == NULL || !(b->where & where(t)) || !tui_keymap_holds(b))
-            continue;
-        int need = (int)(strlen(b->key) + strlen(b->hint)) + 3;
-        if (at + need > room)
+        if (!has_hint(t, b) || at + hint_columns(b) > room - (b->action == TUI_DO_HELP ? 0 : help))
             continue;
         at += grid_str(g, r.y, at, r.w - at, ROLE_KEY, b->key) + 1;
         at += grid_str(g, r.y, at, r.w - at, ROLE_HINT, b->hint) + 2;
@@ -431,7 +447,7 @@ static void help_added(struct tui *t, struct grid_rect r, int *row)
 /* The place that keys go to first, then the rest. */
 static void draw_help(struct tui *t)
 {
-    static const unsigned places[] = {TUI_IN_CHAT, TUI_IN_TEXT, TUI_IN_OPS, TUI_IN_PATCHES, TUI_IN_PROMPT, TUI_IN_PANEL, TUI_ANYWHERE, TUI_IN_OVERLAY};
+    static const unsigned places[] = {TUI_HELD, TUI_IN_OP, TUI_IN_CHAT, TUI_IN_TEXT, TUI_IN_OPS, TUI_IN_PATCHES, TUI_IN_PROMPT, TUI_IN_PANEL, TUI_ANYWHERE, TUI_IN_OVERLAY};
     const size_t n = sizeof places / sizeof places[0];
     unsigned here = tui_context(t, true);
     struct grid_rect r = window(t, 100, 84, "Keys");
@@ -504,6 +520,7 @@ static void want(struct tui *t)
     t->data.wanted[TUI_ASK_ALLREDUCE] =
         shown[TUI_ALLREDUCE] || (shown[TUI_RANKS] && t->data.have && !isfinite(t->data.snap.rank[0].ar_p50_us));
     t->data.wanted[TUI_ASK_LEDGER] = shown[TUI_OPS] || t->overlay == TUI_OVERLAY_OP;
+    t->data.wanted[TUI_ASK_BREAKS] = t->data.wanted[TUI_ASK_TAPS] = shown[TUI_OPS] || t->overlay == TUI_OVERLAY_OP;
     t->data.wanted[TUI_ASK_PATCHES] = shown[TUI_PATCHES] || shown[TUI_ALLREDUCE];
 }
 

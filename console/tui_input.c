@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "console/chat.h"
 #include "console/js.h"
 #include "console/line.h"
 #include "console/tui.h"
@@ -16,9 +17,10 @@ unsigned tui_context(const struct tui *t, bool below)
 {
     static const unsigned panels[TUI_CUSTOM] = {TUI_IN_CHAT, TUI_IN_RANKS,   TUI_IN_ALLREDUCE, TUI_IN_STEP,
                                                 TUI_IN_OPS,  TUI_IN_PATCHES, TUI_IN_LOG};
+    unsigned held = t->con->stopped != NULL ? TUI_HELD : 0;
     if (t->overlay != TUI_OVERLAY_NONE && !below)
-        return TUI_IN_OVERLAY;
-    return t->focus == TUI_PROMPT ? TUI_IN_PROMPT : t->focus >= TUI_CUSTOM ? TUI_IN_CUSTOM : panels[t->focus];
+        return t->overlay == TUI_OVERLAY_OP ? TUI_IN_OVERLAY | TUI_IN_OP | held : TUI_IN_OVERLAY;
+    return t->focus == TUI_PROMPT ? TUI_IN_PROMPT : held | (t->focus >= TUI_CUSTOM ? TUI_IN_CUSTOM : panels[t->focus]);
 }
 
 static void focus(struct tui *t, int panel)
@@ -188,6 +190,16 @@ static void copy(struct tui *t)
 
 /* ---- changing things ----------------------------------------------------------------------------------------------------------------- */
 
+static void add_job(struct tui *t, struct tui_job job)
+{
+    if (t->n_waiting == TUI_MAX_WAITING) {
+        tui_say(t, true, "too many lines wait; this one was dropped");
+        free(job.line);
+        return;
+    }
+    t->waiting[t->n_waiting++] = job;
+}
+
 /* Changes go out without waiting, so they work in the middle of an answer as well; the reply is told when it comes. */
 static void send_action(struct tui *t, const char *method, json_t *args)
 {
@@ -211,33 +223,68 @@ static void swap(struct tui *t)
     send_action(t, "patch.set", json_pack("{s:s, s:s}", "slot", slot, "impl", to));
 }
 
-static void open_op(struct tui *t)
+/* The site that b and t are about: of the op that is open, or selected. NULL: none. */
+static const char *site_of(struct tui *t)
 {
-    const json_t *op = tui_selected_op(t);
-    if (op == NULL)
-        return;
-    snprintf(t->op_site, sizeof t->op_site, "%s", js_str(op, "site", ""));
-    t->overlay = TUI_OVERLAY_OP;
-    t->overlay_top = 0;
-    t->tapping = false;
-    json_decref(t->data.asked[TUI_ASK_PROBE].reply);
-    t->data.asked[TUI_ASK_PROBE].reply = NULL;
-    t->data.asked[TUI_ASK_PROBE].next_us = 0;
-    tui_data_ask(&t->data, TUI_ASK_PROGRAM, "program", json_pack("{s:s}", "site", t->op_site), tui_now_us(t));
+    const char *site = t->overlay == TUI_OVERLAY_OP ? t->op_site : js_str(tui_selected_op(t), "site", NULL);
+    if (site == NULL)
+        tui_say(t, true, "no op is selected");
+    return site;
 }
 
-/* Observe the op that is open, or stop observing it. */
+/* Whether the observer or breakpoint `o` is of this site alone; if it covers others as well, a person should say it by name. */
+static bool own(struct tui *t, const json_t *o, const char *site, const char *command)
+{
+    const char *glob = js_str(o, "site", "");
+    if (strcmp(glob, site) == 0)
+        return true;
+    tui_say(t, true, "%s covers other ops too: %s", glob, command);
+    return false;
+}
+
+/* Observe the op, or stop observing it. */
 static void tap(struct tui *t)
 {
-    if (t->overlay != TUI_OVERLAY_OP)
+    const char *site = site_of(t);
+    const json_t *tap = site != NULL ? tui_op_tap(t, site) : NULL;
+    if (site == NULL || (tap != NULL && !own(t, tap, site, "/untap takes it away")))
         return;
-    bool tapped = json_array_size(js_at(tui_data_last(&t->data, TUI_ASK_PROBE), "sites")) > 0;
-    snprintf(t->action, sizeof t->action, "%s %s", tapped ? "untap" : "tap", t->op_site);
-    send_action(t, tapped ? "probe.untap" : "probe.tap",
-                tapped ? json_pack("{s:s}", "site", t->op_site)
-                       : json_pack("{s:s, s:s, s:i}", "site", t->op_site, "what", "values", "n", 8));
+    snprintf(t->action, sizeof t->action, "%s %s", tap != NULL ? "untap" : "tap", site);
+    send_action(t, tap != NULL ? "probe.untap" : "probe.tap",
+                tap != NULL ? json_pack("{s:s}", "site", site) : json_pack("{s:s, s:s, s:i}", "site", site, "what", "values", "n", 8));
     t->data.asked[TUI_ASK_PROBE].next_us = 0;
     t->tapping = true;
+}
+
+/* Stop after the op from now on, or not any more. */
+static void breakpoint(struct tui *t)
+{
+    const char *site = site_of(t);
+    const json_t *b = site != NULL ? tui_op_break(t, site) : NULL;
+    if (site == NULL || (b != NULL && !own(t, b, site, "/break del takes it away")))
+        return;
+    snprintf(t->action, sizeof t->action, b != NULL ? "no breakpoint at %s" : "breakpoint at %s", site);
+    send_action(t, b != NULL ? "break.del" : "break.add",
+                b != NULL ? json_pack("{s:I}", "id", js_int(b, "id", 0)) : json_pack("{s:s}", "site", site));
+}
+
+static void go_on(struct con *con, void *ctx)
+{
+    struct rs_error err = {0};
+    if (chat_go_on(con, ctx, NULL, &err) != RS_OK)
+        out_error(con->out, "%s", err.msg);
+}
+
+/* Have a stopped engine run a little, or on. */
+static void go(struct tui *t, int how)
+{
+    static const char *const methods[] = {"step", "next", "continue"};
+    if (t->read_only)
+        tui_say(t, true, "this console only looks");
+    else if (t->con->stopped == NULL)
+        tui_say(t, true, "the engine is not stopped; b in Ops sets a breakpoint");
+    else
+        add_job(t, (struct tui_job){.fn = go_on, .ctx = (void *)(uintptr_t)methods[how]});
 }
 
 static void next_preset(struct tui *t)
@@ -286,16 +333,6 @@ static void act_on_screen(struct tui *t, enum tui_action action)
     }
 }
 
-static void add_job(struct tui *t, struct tui_job job)
-{
-    if (t->n_waiting == TUI_MAX_WAITING) {
-        tui_say(t, true, "too many lines wait; this one was dropped");
-        free(job.line);
-        return;
-    }
-    t->waiting[t->n_waiting++] = job;
-}
-
 /* What a person or a script has bound to a key. */
 static void run_binding(struct tui *t, const struct tui_binding *b)
 {
@@ -342,8 +379,10 @@ static void act(struct tui *t, const struct tui_binding *b)
             tui_say(t, true, "nothing is searched for, or nothing matches");
         break;
     case TUI_DO_COPY: copy(t); break;
-    case TUI_DO_OPEN_OP: open_op(t); break;
+    case TUI_DO_OPEN_OP: tui_op_open(t); break;
     case TUI_DO_TAP: tap(t); break;
+    case TUI_DO_BREAK: breakpoint(t); break;
+    case TUI_DO_GO: go(t, b->arg); break;
     case TUI_DO_SORT: t->order = (t->order + 1) % TUI_OPS_ORDERS; break;
     case TUI_DO_OTHER_IMPL: t->candidate += b->arg; break;
     case TUI_DO_SWAP: swap(t); break;

@@ -11,7 +11,8 @@ const struct tui_binding tui_keymap[] = {
     {TUI_IN_OVERLAY, "Enter", TUI_DO_CLOSE, 0, NULL, NULL},
     {TUI_IN_OVERLAY, "F1", TUI_DO_CLOSE, 0, NULL, NULL},
     {TUI_IN_OVERLAY, "?", TUI_DO_CLOSE, 0, NULL, NULL},
-    {TUI_IN_OVERLAY, "t", TUI_DO_TAP, 0, "on an op: observe its output in every step, or stop that", NULL},
+    {TUI_IN_OP, "b", TUI_DO_BREAK, 0, "stop the engine after this op in every step, or let it run", "break"},
+    {TUI_IN_OP, "t", TUI_DO_TAP, 0, "observe its output in every step, or stop that", "tap"},
     {TUI_IN_OVERLAY, "Down", TUI_DO_MOVE, 1, "down and up", "scroll"},
     {TUI_IN_OVERLAY, "j", TUI_DO_MOVE, 1, NULL, NULL},
     {TUI_IN_OVERLAY, "Up", TUI_DO_MOVE, -1, NULL, NULL},
@@ -21,12 +22,18 @@ const struct tui_binding tui_keymap[] = {
     {TUI_IN_OVERLAY, "Home", TUI_DO_HOME, 0, NULL, NULL},
     {TUI_IN_OVERLAY, "End", TUI_DO_END, 0, NULL, NULL},
 
+    {TUI_HELD, "s", TUI_DO_GO, 0, "run one op", "step"},
+    {TUI_HELD, "n", TUI_DO_GO, 1, "run to the first op of the next layer", "next"},
+    {TUI_HELD, "c", TUI_DO_GO, 2, "run on", "continue"},
+
     {TUI_IN_CHAT, "f", TUI_DO_FOLD, 0, "fold or unfold what was thought", "fold"},
     {TUI_IN_CHAT, "y", TUI_DO_COPY, 0, "copy the last answer to the clipboard of the terminal", "copy"},
     {TUI_IN_TEXT, "/", TUI_DO_SEARCH, 0, "search", "search"},
     {TUI_IN_TEXT, "n", TUI_DO_NEXT_MATCH, -1, "next match upwards", NULL},
     {TUI_IN_TEXT, "N", TUI_DO_PREVIOUS_MATCH, 1, "next match downwards", NULL},
-    {TUI_IN_OPS, "Enter", TUI_DO_OPEN_OP, 0, "open the op: inputs, outputs, ranks", "open"},
+    {TUI_IN_OPS, "Enter", TUI_DO_OPEN_OP, 0, "open the op: inputs, outputs, ranks, values", "open"},
+    {TUI_IN_OPS, "b", TUI_DO_BREAK, 0, "stop the engine after this op in every step, or let it run", "break"},
+    {TUI_IN_OPS, "t", TUI_DO_TAP, 0, "observe its output in every step, or stop that", "tap"},
     {TUI_IN_OPS, "s", TUI_DO_SORT, 0, "sort by another column", "sort"},
     {TUI_IN_OPS, "/", TUI_DO_FILTER, 0, "show only what holds a word", "filter"},
     {TUI_IN_PATCHES, "Right", TUI_DO_OTHER_IMPL, 1, "choose another implementation", "choose"},
@@ -62,8 +69,8 @@ const struct tui_binding tui_keymap[] = {
     {TUI_IN_PANEL, "+", TUI_DO_GROW, 0, "make the panel larger or smaller", NULL},
     {TUI_IN_PANEL, "-", TUI_DO_SHRINK, 0, NULL, NULL},
     {TUI_IN_PANEL, "p", TUI_DO_PRESET, 0, "next arrangement", NULL},
-    {TUI_IN_PANEL, "t", TUI_DO_THEME, 0, "next theme", NULL},
-    {TUI_IN_PANEL, "b", TUI_DO_PLOTS, 0, "plots in braille, blocks or ASCII", NULL},
+    {TUI_IN_PANEL, "T", TUI_DO_THEME, 0, "next theme", NULL},
+    {TUI_IN_PANEL, "B", TUI_DO_PLOTS, 0, "plots in braille, blocks or ASCII", NULL},
     {TUI_IN_PANEL, "Space", TUI_DO_FREEZE, 0, "freeze the figures, and go on", "freeze"},
     {TUI_IN_PANEL, "?", TUI_DO_HELP, 0, NULL, NULL},
 
@@ -74,6 +81,9 @@ const struct tui_binding tui_keymap[] = {
     {TUI_ANYWHERE, "F2", TUI_DO_PRESET, 0, "next arrangement", "arrange"},
     {TUI_ANYWHERE, "F3", TUI_DO_ZOOM, 0, "zoom the panel, and back", NULL},
     {TUI_ANYWHERE, "F4", TUI_DO_FOLD, 0, "fold or unfold what was thought", NULL},
+    {TUI_ANYWHERE, "F5", TUI_DO_GO, 2, "when the engine is stopped: run on; to the next layer; one op", NULL},
+    {TUI_ANYWHERE, "F6", TUI_DO_GO, 1, NULL, NULL},
+    {TUI_ANYWHERE, "F7", TUI_DO_GO, 0, NULL, NULL},
     {TUI_ANYWHERE, "F12", TUI_DO_TOGGLE, 0, "to the plain console, and back (Ctrl-X Ctrl-A too)", "plain"},
     {TUI_ANYWHERE, "S-Tab", TUI_DO_PREVIOUS_PANEL, 0, "previous panel", NULL},
     {TUI_ANYWHERE, "C-l", TUI_DO_REPAINT, 0, "paint the screen anew", NULL},
@@ -91,6 +101,8 @@ const char *tui_keymap_where(unsigned where)
 {
     switch (where) {
     case TUI_IN_OVERLAY: return "in a window like this";
+    case TUI_IN_OP: return "in an op that is open";
+    case TUI_HELD: return "in panels, while the engine is stopped";
     case TUI_IN_CHAT: return "in Chat";
     case TUI_IN_TEXT: return "in Chat and Log";
     case TUI_IN_LOG: return "in Log";

@@ -25,6 +25,8 @@ enum tui_context {
     TUI_IN_PATCHES = 128,
     TUI_IN_PROMPT = 256,
     TUI_IN_CUSTOM = 512, /* panels of scripts */
+    TUI_HELD = 1024,     /* beside another one: not in the line of input, and the engine is stopped */
+    TUI_IN_OP = 2048,    /* beside TUI_IN_OVERLAY: the window is an op */
     TUI_IN_TEXT = TUI_IN_CHAT | TUI_IN_LOG,
     TUI_IN_LIST = TUI_IN_RANKS | TUI_IN_OPS | TUI_IN_PATCHES | TUI_IN_STEP,
     TUI_IN_PANEL = TUI_IN_TEXT | TUI_IN_LIST | TUI_IN_ALLREDUCE | TUI_IN_CUSTOM,
@@ -66,6 +68,8 @@ enum tui_action {
     TUI_DO_OTHER_IMPL, /* arg: -1, 1 */
     TUI_DO_SWAP,
     TUI_DO_REVERT,
+    TUI_DO_BREAK,
+    TUI_DO_GO, /* arg: 0 one op, 1 to the next layer, 2 on */
     TUI_DO_LINE, /* a binding that was added: a command line or a function */
 };
 
@@ -105,7 +109,7 @@ const char *tui_keymap_where(unsigned where);
 /* ---- what persons and scripts bind ----------------------------------------------------------------------------------------------------- */
 
 /* A place by its name in bindings: anywhere, panels, input, window (help, an op), chat, log, text (chat and log), ranks, allreduce, step, ops,
- * patches, custom. 0: there is none of that name. */
+ * patches, custom, op (a window of one), held (in panels while the engine is stopped). 0: there is none of that name. */
 unsigned tui_keymap_place(const char *name);
 
 struct tui_bind {

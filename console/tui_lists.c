@@ -19,18 +19,6 @@ struct row {
     size_t at; /* in the program */
 };
 
-static double op_us(const json_t *op)
-{
-    const json_t *us = json_object_get(op, "us");
-    double most = NAN;
-    for (size_t i = 0; i < json_array_size(us); i++) {
-        const json_t *v = json_array_get(us, i);
-        if (json_is_number(v) && !(json_number_value(v) <= most))
-            most = json_number_value(v);
-    }
-    return most;
-}
-
 static int compare(const void *a, const void *b, void *ctx)
 {
     const struct row *x = a, *y = b;
@@ -67,7 +55,7 @@ static struct row *rows_of(const struct tui *t, size_t *n, double *total)
     *total = 0;
     for (size_t i = 0; i < json_array_size(ops); i++) {
         const json_t *op = json_array_get(ops, i);
-        double us = op_us(op);
+        double us = tui_op_us(op);
         *total += isfinite(us) ? us : 0;
         if (passes(t, op))
             rows[(*n)++] = (struct row){op, js_str(op, "site", "?"), js_str(op, "kind", "?"), us, i};
@@ -95,6 +83,14 @@ static void op_row(struct tui *t, const struct row *o, double total, int y, stru
     bool plain = strcmp(why, "default") == 0, in = js_bool(o->op, "in_graph", false), can = js_bool(o->op, "capturable", true);
     int x = r.x;
     char us[32];
+    bool held = strcmp(js_str(t->con->stopped, "site", ""), o->site) == 0;
+    if (held)
+        grid_char(g, y, x, ROLE_BAD, '>');
+    else if (tui_op_break(t, o->site) != NULL)
+        grid_char(g, y, x, ROLE_WARN, 'B');
+    if (tui_op_tap(t, o->site) != NULL)
+        grid_char(g, y, x + 1, ROLE_CHANGED, 'T');
+    x += 3;
     char *site = text_one_line(o->site), *impl = text_one_line(js_str(o->op, "impl", "?"));
     grid_str(g, y, x, site_w - 1, ROLE_TEXT, site);
     x += site_w;
@@ -134,10 +130,14 @@ void tui_draw_ops(struct tui *t, struct grid_rect r)
         return;
     }
     struct row *rows = rows_of(t, &n, &total);
-    int fixed = 20 + (r.w >= 72 ? 14 : 0) + (r.w >= 58 ? 7 : 0) + (r.w >= 84 ? 10 : 0) + (r.w >= 96 ? 12 : 0), site_w = r.w - fixed;
+    int fixed = 23 + (r.w >= 72 ? 14 : 0) + (r.w >= 58 ? 7 : 0) + (r.w >= 84 ? 10 : 0) + (r.w >= 96 ? 12 : 0), site_w = r.w - fixed;
     char sum[32];
     grid_printf(&t->grid, r.y, r.x, r.w, ROLE_HEAD, "step %lld, %s, %zu ops %s%s%s: %s", (long long)js_int(ledger, "step", 0),
                 js_str(ledger, "mode", "?"), n, orders[t->order], t->filter[0] != '\0' ? ", with " : "", t->filter, units_us(sum, total));
+    for (size_t i = 0; t->find_held && i < n; i++)
+        if (strcmp(rows[i].site, js_str(t->con->stopped, "site", "")) == 0)
+            l->selected = (int)i;
+    t->find_held = false;
     tui_list_fit(l, (int)n, r.h - 1);
     for (int i = 0; i < r.h - 1 && l->top + i < (int)n; i++) {
         op_row(t, &rows[l->top + i], total, r.y + 1 + i, r, site_w);
@@ -145,170 +145,6 @@ void tui_draw_ops(struct tui *t, struct grid_rect r)
             grid_flag(&t->grid, r.y + 1 + i, r.x, r.w, GRID_SELECTED);
     }
     free(rows);
-}
-
-/* ---- an op, opened ------------------------------------------------------------------------------------------------------------------- */
-
-struct sheet {
-    struct tui *t;
-    struct grid_rect r;
-    int row;
-};
-
-static void sheet_line(struct sheet *s, uint8_t role, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-
-static void sheet_line(struct sheet *s, uint8_t role, const char *fmt, ...)
-{
-    va_list ap;
-    va_start(ap, fmt);
-    char *text = xvasprintf(fmt, ap);
-    va_end(ap);
-    int y = s->row++ - s->t->overlay_top;
-    if (y >= 0 && y < s->r.h)
-        grid_str(&s->t->grid, s->r.y + y, s->r.x, s->r.w, role, text);
-    free(text);
-}
-
-/* "4 per rank", or each rank's where they differ; caller frees. */
-static char *widths(const json_t *w)
-{
-    struct buf b = {0};
-    bool same = true;
-    if (json_is_number(w))
-        return xasprintf("%.0f", json_number_value(w));
-    for (size_t i = 1; i < json_array_size(w); i++)
-        same = same && json_number_value(json_array_get(w, i)) == json_number_value(json_array_get(w, 0));
-    if (same && json_array_size(w) > 0)
-        return xasprintf("%.0f on each rank", json_number_value(json_array_get(w, 0)));
-    for (size_t i = 0; i < json_array_size(w); i++)
-        buf_printf(&b, "%s%.0f", i > 0 ? ", " : "", json_number_value(json_array_get(w, i)));
-    return buf_take(&b);
-}
-
-static void sheet_refs(struct sheet *s, const char *title, const json_t *refs)
-{
-    if (json_array_size(refs) == 0)
-        return;
-    sheet_line(s, ROLE_HEAD, "%s", title);
-    for (size_t i = 0; i < json_array_size(refs); i++) {
-        const json_t *f = json_array_get(refs, i);
-        char *w = widths(json_object_get(f, "width"));
-        sheet_line(s, ROLE_TEXT, "  %-14s %-11s width %s", js_str(f, "buffer", "?"), js_str(f, "layout", "?"), w);
-        free(w);
-    }
-}
-
-static void sheet_ranks(struct sheet *s, const json_t *op)
-{
-    const json_t *us = json_object_get(op, "us");
-    double most = op_us(op);
-    if (json_array_size(us) == 0)
-        return;
-    sheet_line(s, ROLE_HEAD, "time by rank in the last step");
-    for (size_t i = 0; i < json_array_size(us); i++) {
-        double v = json_is_number(json_array_get(us, i)) ? json_number_value(json_array_get(us, i)) : NAN;
-        char text[32];
-        int y = s->r.y + s->row - s->t->overlay_top;
-        bool seen = s->row >= s->t->overlay_top && y < s->r.y + s->r.h;
-        sheet_line(s, isfinite(v) ? ROLE_TEXT : ROLE_ABSENT, "  %4zu %12s", i, isfinite(v) ? units_us(text, v) : "N/A");
-        if (seen && isfinite(v) && most > 0 && s->r.w > 40)
-            tui_plot_bar(&s->t->grid, y, s->r.x + 21, s->r.w - 24, ROLE_BUSY, v / most, s->t->ascii ? TUI_PLOT_ASCII : s->t->plots);
-    }
-}
-
-static const json_t *find_site_in(const json_t *list, const char *site)
-{
-    for (size_t i = 0; i < json_array_size(list); i++)
-        if (strcmp(js_str(json_array_get(list, i), "site", ""), site) == 0)
-            return json_array_get(list, i);
-    return NULL;
-}
-
-static const char *sheet_number(char buf[32], double x)
-{
-    snprintf(buf, 32, isfinite(x) ? "%.4g" : "N/A", x);
-    return buf;
-}
-
-static void sheet_record(struct sheet *s, const char *who, const json_t *o)
-{
-    char text[6][32];
-    sheet_line(s, ROLE_TEXT, "  %-6s %11s %11s %11s %7s %7s %7s", who, sheet_number(text[0], js_num(o, "absmax", NAN)),
-               sheet_number(text[1], js_num(o, "mean", NAN)), sheet_number(text[2], js_num(o, "rms", NAN)),
-               sheet_number(text[3], js_num(o, "zeros", NAN)), sheet_number(text[4], js_num(o, "nan", NAN)),
-               sheet_number(text[5], js_num(o, "inf", NAN)));
-}
-
-/* What a tap has seen in the last step: statistics of each rank, the first values of the last row. */
-static void sheet_tap(struct sheet *s)
-{
-    const struct tui *t = s->t;
-    const json_t *site = find_site_in(js_at(tui_data_last(&t->data, TUI_ASK_PROBE), "sites"), t->op_site);
-    const json_t *records = json_object_get(site, "records"), *last = json_array_get(records, 0), *ranks = json_object_get(last, "ranks");
-    if (site == NULL) {
-        sheet_line(s, ROLE_DIM, "t observes its output: statistics and values of every step");
-        return;
-    }
-    if (json_array_size(ranks) == 0) {
-        sheet_line(s, ROLE_HEAD, "tapped; no step has run since");
-        return;
-    }
-    const json_t *agree = json_object_get(last, "ranks_agree");
-    bool apart = json_is_false(agree);
-    sheet_line(s, apart ? ROLE_BAD : ROLE_HEAD, "output in step %lld, %lld rows%s", (long long)js_int(last, "step", 0),
-               (long long)js_int(last, "rows", 0),
-               apart                 ? ": RANKS DISAGREE"
-               : json_is_true(agree) ? ", all ranks hold the same"
-                                     : "");
-    sheet_line(s, ROLE_HEAD, "  %-6s %11s %11s %11s %7s %7s %7s", "rank", "absmax", "mean", "rms", "zeros", "nan", "inf");
-    for (size_t i = 0; i < json_array_size(ranks); i++) {
-        const json_t *r = json_array_get(ranks, i);
-        char who[16];
-        snprintf(who, sizeof who, "%lld", (long long)js_int(r, "rank", (json_int_t)i));
-        sheet_record(s, who, r);
-    }
-    if (json_is_object(json_object_get(last, "whole")))
-        sheet_record(s, "whole", json_object_get(last, "whole"));
-    const json_t *values = json_object_get(json_array_get(ranks, 0), "values");
-    struct buf b = {0};
-    for (size_t i = 0; i < json_array_size(values); i++)
-        buf_printf(&b, " %.4g", json_number_value(json_array_get(values, i)));
-    if (b.len > 0)
-        sheet_line(s, ROLE_TEXT, "  rank %lld begins%s", (long long)js_int(json_array_get(ranks, 0), "rank", 0), b.text);
-    buf_fini(&b);
-}
-
-static const json_t *find_site(const json_t *reply, const char *site)
-{
-    return find_site_in(js_at(reply, "ops"), site);
-}
-
-void tui_draw_op(struct tui *t, struct grid_rect r)
-{
-    const json_t *run = find_site(tui_data_last(&t->data, TUI_ASK_LEDGER), t->op_site),
-                 *op = find_site(tui_data_last(&t->data, TUI_ASK_PROGRAM), t->op_site);
-    struct sheet s = {t, r, 0};
-    sheet_line(&s, ROLE_TEXT, "%s, implementation %s (%s), %s", js_str(run, "kind", "?"), js_str(run, "impl", "?"), js_str(run, "why", "?"),
-               js_bool(run, "in_graph", false)    ? "in the graph"
-               : js_bool(run, "capturable", true) ? "launched by itself"
-                                                  : "cannot be captured");
-    const json_t *absorbed = js_at(run, "absorbed");
-    for (size_t i = 0; i < json_array_size(absorbed); i++)
-        sheet_line(&s, ROLE_TEXT, "absorbs %s", json_string_value(json_array_get(absorbed, i)));
-    if (op == NULL) {
-        const char *error = t->data.asked[TUI_ASK_PROGRAM].error;
-        sheet_line(&s, ROLE_DIM, "%s", error != NULL ? error : "asking the engine for its inputs and outputs");
-    }
-    sheet_refs(&s, "inputs", json_object_get(op, "in"));
-    sheet_refs(&s, "outputs", json_object_get(op, "out"));
-    const json_t *weights = js_at(op, "weights");
-    if (json_array_size(weights) > 0)
-        sheet_line(&s, ROLE_HEAD, "weights");
-    for (size_t i = 0; i < json_array_size(weights); i++)
-        sheet_line(&s, ROLE_TEXT, "  %s", json_string_value(json_array_get(weights, i)));
-    sheet_ranks(&s, run);
-    sheet_tap(&s);
-    t->overlay_rows = s.row > r.h ? s.row - r.h : 0;
 }
 
 /* ---- patches ------------------------------------------------------------------------------------------------------------------------- */

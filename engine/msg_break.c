@@ -172,7 +172,7 @@ static enum rs_result check_fresh(const struct engine *e, const struct op *op, c
     const struct brk_state *s = &e->brk;
     uint32_t done = brk_holding(e) && s->in_walk ? s->op->index + (s->after ? 1u : 0u) : e->rt->prog.n_ops;
     const struct op *w = tensor_writer(&e->rt->prog, (enum op_buf)r->buf, done);
-    if (input ? done <= op->index && w == tensor_writer(&e->rt->prog, (enum op_buf)r->buf, op->index) : w == op)
+    if (w == (input ? tensor_writer(&e->rt->prog, (enum op_buf)r->buf, op->index) : op))
         return RS_OK;
     if (!input && done <= op->index)
         return error_set(err, RS_ESTATE, "%s has not run yet in this step", op->site);

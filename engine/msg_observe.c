@@ -63,6 +63,7 @@ static enum rs_result msg_ledger(struct engine *e, struct msg *m, struct args *a
         return rc;
     const struct program *p = &e->rt->prog;
     const float *us = e->rt->backend->ops->op_us(e->rt->backend, &n_ops);
+    bool graph = e->steps > 0 ? timing_was_graph(e->timing) : e->graph;
     json_t *list = json_array();
     for (uint32_t i = 0; i < p->n_ops && i < limit; i++) {
         const struct choice *c = &e->rt->choices[i];
@@ -71,11 +72,11 @@ static enum rs_result msg_ledger(struct engine *e, struct msg *m, struct args *a
             json_array_append_new(per, i < n_ops ? json_real((double)us[(size_t)i * p->n_ranks + r]) : json_null());
         json_array_append_new(list, json_pack("{s:i,s:s,s:s,s:s,s:s,s:b,s:b,s:o,s:[]}", "op", (int)i, "site", p->ops[i].site, "kind", op_kind_name(p->ops[i].kind), "impl",
                                               c->impl->name, "why", why_name(c->why), "capturable", !c->impl->not_capturable, "in_graph",
-                                              e->graph && !c->impl->not_capturable, "us", per, "absorbed"));
+                                              graph && !c->impl->not_capturable, "us", per, "absorbed"));
     }
     json_object_set_new(m->reply, "ops", list);
     json_object_set_new(m->reply, "step", json_integer((json_int_t)e->steps));
-    json_object_set_new(m->reply, "mode", json_string(e->graph ? "graph" : "eager"));
+    json_object_set_new(m->reply, "mode", json_string(graph ? "graph" : "eager"));
     return RS_OK;
 }
 

@@ -207,6 +207,11 @@ static float quantile(const float *v, uint32_t n, uint32_t cap, double q, float 
     return tmp[i];
 }
 
+bool timing_was_graph(const struct timing *t)
+{
+    return t->graph;
+}
+
 struct timing_ar timing_last(const struct timing *t)
 {
     return t->last;

@@ -35,6 +35,9 @@ struct timing_ar {
 
 void timing_step(struct timing *t, const struct timing_step *s);
 struct timing_ar timing_last(const struct timing *t);
+
+/* Whether the last step was a graph: one that could stop at a breakpoint was none, whatever the mode. False before the first. */
+bool timing_was_graph(const struct timing *t);
 /* All-reduce figures over the recent window. */
 struct timing_ar timing_recent(struct timing *t);
 void timing_fill(const struct timing *t, struct rs_snapshot *out);

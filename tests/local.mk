@@ -152,6 +152,7 @@ shell_tests = \
 	tests/triage.t \
 	tests/triage_drills.t \
 	tests/tui_config.t \
+	tests/tui_debug.t \
 	tests/tui_fuzz.t \
 	tests/tui_screens.t \
 	tests/tui_tmux.t

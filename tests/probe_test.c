@@ -176,6 +176,10 @@ static void test_breaks(struct rs_engine *e)
     ev = talk_wait(e, RS_EVENT_STOPPED);
     tap_ok(strcmp(talk_str(ev, "site"), "blk.1.attn.mla") == 0 && strcmp(talk_str(ev, "when"), "after") == 0, "step runs the op");
     json_decref(ev);
+    t = talk_blob(e, &blob, &len, "tensor.read", "{'site':'blk.1.attn.mla','what':'in'}");
+    tap_ok(len > 0 && talk_num(t, "stats.rms") > 0, "its input can still be read: nothing has overwritten it");
+    json_decref(t);
+    free(blob);
     json_decref(talk(e, "step", "{'n':2}"));
     ev = talk_wait(e, RS_EVENT_STOPPED);
     tap_eq_str(talk_str(ev, "site"), "blk.1.attn.allreduce", "step 2 runs two more");
