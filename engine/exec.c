@@ -5,11 +5,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "engine/drill.h"
 #include "engine/error.h"
 #include "engine/guard.h"
+#include "engine/now.h"
+#include "engine/pace.h"
 
 /* One barrier-separated piece of work. */
 struct node {
@@ -17,7 +18,6 @@ struct node {
     const struct choice *choice;
     const struct cpu_launch *launch;
     uint32_t phase, n_phases;
-    bool join;                            /* a barrier comes before it */
     bool local;                           /* workers use their private buffers */
     const struct probe_copy *copy;
     const struct probe_obs *obs;
@@ -28,13 +28,14 @@ struct exec_graph {
     uint64_t generation;
     uint32_t bucket;
     bool fast;
-    uint32_t n_nodes;
+    uint32_t n_nodes, n_parts;
     size_t bytes;
     struct node *nodes;
+    uint32_t *part;         /* [n_parts + 1] first node of each part: parts begin at barriers */
     struct choice *choices; /* the graph's own copy: what was captured, not what is current */
 };
 
-enum { MAX_GRAPHS = 64 };
+enum { MAX_GRAPHS = 64, MAX_BUCKETS = 32 };
 
 struct exec {
     struct cpu *c;
@@ -44,10 +45,12 @@ struct exec {
     uint64_t *ticks;          /* [worker][op][rank] */
     float *us;                /* [op][rank] */
     double us_per_tick;
+    struct pace pace[2][2][MAX_BUCKETS]; /* [NextN program][graph][log2 of the bucket] */
     /* what the workers of the current run look at */
     const struct backend_step *step;
     const struct node *run;
-    uint32_t n_run;
+    const uint32_t *part; /* first node of each part and the end; NULL: each node is one */
+    unsigned n_threads;
 };
 
 static inline uint64_t tick(void)
@@ -55,17 +58,8 @@ static inline uint64_t tick(void)
 #if defined(__x86_64__)
     return __builtin_ia32_rdtsc();
 #else
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    return now_ns();
 #endif
-}
-
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
 /* Ticks and time of one moment. Between the two readings the thread may lose its core for milliseconds, so the narrowest of several pairs counts. */
@@ -75,7 +69,7 @@ static uint64_t moment(double *us)
     *us = 0;
     for (int i = 0; i < 16; i++) {
         uint64_t a = tick();
-        double t = now_us();
+        double t = (double)now_ns() / 1e3;
         uint64_t b = tick();
         if (b - a < best) {
             best = b - a;
@@ -119,6 +113,7 @@ enum rs_result exec_open(struct cpu *c, struct exec **out, struct rs_error *err)
 static void drop_graph(struct exec *x, uint32_t i)
 {
     free(x->graphs[i].nodes);
+    free(x->graphs[i].part);
     free(x->graphs[i].choices);
     x->graphs[i] = x->graphs[--x->n_graphs];
 }
@@ -183,23 +178,21 @@ static void run_share(struct exec *x, const struct node *n, unsigned worker)
     }
 }
 
-static void worker_run(void *arg, unsigned worker)
+static void run_part(void *arg, unsigned worker, unsigned part)
 {
     struct exec *x = arg;
-    for (uint32_t i = 0; i < x->n_run; i++) {
-        if (i > 0 && x->run[i].join)
-            pool_barrier(x->c->pool);
+    const uint32_t first = x->part != NULL ? x->part[part] : part, last = x->part != NULL ? x->part[part + 1] : part + 1;
+    for (uint32_t i = first; i < last; i++)
         run_share(x, &x->run[i], worker);
-    }
 }
 
-static void run_nodes(struct exec *x, const struct node *nodes, uint32_t n)
+static void run_nodes(struct exec *x, const struct node *nodes, const uint32_t *part, uint32_t n_parts)
 {
-    if (n == 0)
+    if (n_parts == 0)
         return;
     x->run = nodes;
-    x->n_run = n;
-    pool_run(x->c->pool, worker_run, x);
+    x->part = part;
+    pool_walk(x->c->pool, run_part, x, n_parts, x->n_threads);
 }
 
 /* The nodes of one op; returns their number. At most 4. */
@@ -208,7 +201,7 @@ static uint32_t bind_op(const struct cpu *c, const struct backend_step *s, const
     const struct cpu_launch *l = ch->impl->launch;
     uint32_t n = l->phases(c, op, ch, s->batch->bucket);
     for (uint32_t p = 0; p < n; p++)
-        out[p] = (struct node){.op = op, .choice = ch, .launch = l, .phase = p, .n_phases = n, .join = true};
+        out[p] = (struct node){.op = op, .choice = ch, .launch = l, .phase = p, .n_phases = n};
     return n;
 }
 
@@ -235,7 +228,7 @@ static void observe_eager(struct exec *x, const struct backend_step *s, uint32_t
     uint32_t at = *next, n = count_obs(s->probes, op, before, next);
     for (uint32_t i = 0; i < n; i++) {
         struct node node = {.obs = &s->probes->obs[at + i]};
-        run_nodes(x, &node, 1);
+        run_nodes(x, &node, NULL, 1);
     }
 }
 
@@ -248,7 +241,7 @@ static void step_eager(struct exec *x, const struct backend_step *s)
             s->hook(s->hook_arg, &s->prog->ops[i], false);
         if (PROBE_BUILT && s->probes != NULL)
             observe_eager(x, s, i, true, &next_obs);
-        run_nodes(x, n, bind_op(x->c, s, &s->prog->ops[i], &s->choices[i], n));
+        run_nodes(x, n, NULL, bind_op(x->c, s, &s->prog->ops[i], &s->choices[i], n));
         if (PROBE_BUILT && s->probes != NULL)
             observe_eager(x, s, i, false, &next_obs);
         if (PROBE_BUILT && s->hook != NULL)
@@ -269,8 +262,8 @@ static struct exec_graph *find_graph(struct exec *x, const struct backend_step *
     return NULL;
 }
 
-/* Observers stand between two barriers, so that what they look at is complete and still. */
-static void place_barriers(const struct cpu *c, struct exec_graph *g)
+/* Where parts begin. Observers stand between two barriers, so that what they look at is complete and still. */
+static void cut_parts(const struct cpu *c, struct exec_graph *g)
 {
     enum cpu_sharing how = cpu_sharing(c, g->bucket);
     struct cpu_join j = {0};
@@ -281,9 +274,11 @@ static void place_barriers(const struct cpu *c, struct exec_graph *g)
         const bool observer = n->op == NULL || n->launch == &CPU_USER, after = before != NULL && (before->op == NULL || before->launch == &CPU_USER);
         if (after)
             j = (struct cpu_join){0};
-        n->join = observer || cpu_join_before(&j, how, n->op, n->phase, n->n_phases) || after;
+        if (observer || cpu_join_before(&j, how, n->op, n->phase, n->n_phases) || after || i == 0)
+            g->part[g->n_parts++] = i;
         n->local = how == CPU_SHARE_LOCAL && n->n_phases == 1;
     }
+    g->part[g->n_parts] = g->n_nodes;
 }
 
 /* Walk the list once, recording. An op that cannot be recorded acts on the spot instead, on whatever its inputs hold now, and is missing from
@@ -300,11 +295,13 @@ static enum rs_result capture(struct exec *x, const struct backend_step *s, stru
     struct exec_graph *g = &x->graphs[x->n_graphs];
     uint32_t probes = s->probes != NULL ? s->probes->n_copies + s->probes->n_obs : 0, next = 0, next_obs = 0;
     *g = (struct exec_graph){.prog = p, .generation = s->generation, .bucket = s->batch->bucket, .fast = s->fast};
-    g->bytes = ((size_t)p->n_ops * 4 + probes) * sizeof *g->nodes + p->n_ops * sizeof *g->choices;
+    g->bytes = ((size_t)p->n_ops * 4 + probes) * (sizeof *g->nodes + sizeof *g->part) + p->n_ops * sizeof *g->choices;
     g->nodes = calloc((size_t)p->n_ops * 4 + probes, sizeof *g->nodes);
+    g->part = malloc(((size_t)p->n_ops * 4 + probes + 1) * sizeof *g->part);
     g->choices = malloc(p->n_ops * sizeof *g->choices);
-    if (g->nodes == NULL || g->choices == NULL) {
+    if (g->nodes == NULL || g->part == NULL || g->choices == NULL) {
         free(g->nodes);
+        free(g->part);
         free(g->choices);
         return error_set(err, RS_ENOMEM, "out of memory for a graph of %u ops", p->n_ops);
     }
@@ -315,7 +312,7 @@ static enum rs_result capture(struct exec *x, const struct backend_step *s, stru
         struct node *n = g->nodes + g->n_nodes;
         uint32_t m = bind_op(x->c, s, &p->ops[i], &g->choices[i], n);
         if (g->choices[i].impl->not_capturable)
-            run_nodes(x, n, m);
+            run_nodes(x, n, NULL, m);
         else
             g->n_nodes += m;
         for (uint32_t at = next_obs, k = count_obs(s->probes, i, false, &next_obs); k > 0; k--)
@@ -324,7 +321,7 @@ static enum rs_result capture(struct exec *x, const struct backend_step *s, stru
         for (uint32_t c = 0; c < copies; c++)
             g->nodes[g->n_nodes++] = (struct node){.copy = &s->probes->copies[at + c]};
     }
-    place_barriers(x->c, g);
+    cut_parts(x->c, g);
     x->n_graphs++;
     *out = g;
     return RS_OK;
@@ -341,9 +338,19 @@ static void sum_ticks(struct exec *x)
     }
 }
 
+static struct pace *pace_of(struct exec *x, const struct backend_step *s)
+{
+    uint32_t log = 0;
+    while (log + 1 < MAX_BUCKETS && s->batch->bucket >> (log + 1) != 0)
+        log++;
+    return &x->pace[s->prog != x->c->prog[0]][s->graph][log];
+}
+
 enum rs_result exec_step(struct exec *x, const struct backend_step *s, struct rs_error *err)
 {
     struct exec_graph *g = NULL;
+    struct pace *pace = pace_of(x, s);
+    x->n_threads = pace_threads(pace, x->c->n_workers);
     drill_step(x->c, s);
     x->step = s;
     x->n_ops = s->prog->n_ops;
@@ -356,10 +363,14 @@ enum rs_result exec_step(struct exec *x, const struct backend_step *s, struct rs
     for (uint32_t w = 0; w < x->c->n_workers; w++)
         memset(x->ticks + (size_t)w * x->cap_ops * x->c->n_ranks, 0, (size_t)x->n_ops * x->c->n_ranks * sizeof *x->ticks);
     guard_enter();
+    const double waited = pool_waited_us(x->c->pool);
+    const uint64_t t0 = now_ns();
     if (g != NULL)
-        run_nodes(x, g->nodes, g->n_nodes);
+        run_nodes(x, g->nodes, g->part, g->n_parts);
     else
         step_eager(x, s);
+    if (s->hook == NULL) /* a held step says nothing */
+        pace_note(pace, x->c->n_workers, (double)(now_ns() - t0) / 1e3, pool_waited_us(x->c->pool) - waited);
     guard_leave();
     if (s->prog == x->c->prog[0]) /* a NextN step is no op of the ledger's step */
         sum_ticks(x);

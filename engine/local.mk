@@ -85,8 +85,11 @@ libengine_a_SOURCES = \
 	engine/npz.h \
 	engine/observe.c \
 	engine/observe.h \
+	engine/now.h \
 	engine/op.c \
 	engine/op.h \
+	engine/pace.c \
+	engine/pace.h \
 	engine/patch.c \
 	engine/patch.h \
 	engine/patch_api.h \

@@ -5,12 +5,27 @@
 
 #include "engine/backend.h"
 #include "engine/model.h"
+#include "engine/pace.h"
 #include "engine/patch.h"
 #include "engine/pool.h"
 #include "engine/runtime.h"
 #include "tests/tap.h"
 
 enum { CAP = 256, BLOCKS = 16 };
+
+/* This test decides how many threads carry the workers: these stand in for engine/pace.c. */
+static unsigned s_threads;
+
+unsigned pace_threads(struct pace *p, unsigned most)
+{
+    (void)p;
+    return s_threads != 0 && s_threads < most ? s_threads : most;
+}
+
+void pace_note(struct pace *p, unsigned most, double us, double waited_us)
+{
+    (void)p, (void)most, (void)us, (void)waited_us;
+}
 
 struct rig {
     struct model *m;
@@ -114,6 +129,11 @@ static void check(uint32_t ranks)
 
     alone(&h, x, y);
     tap_ok(memcmp(x, prompt, bytes) == 0 && memcmp(y, gen, bytes) == 0, "%u ranks: 3 workers give the bits of 2", ranks);
+    for (s_threads = 1; s_threads <= 2; s_threads++) {
+        alone(&h, x, y);
+        tap_ok(memcmp(x, prompt, bytes) == 0 && memcmp(y, gen, bytes) == 0, "%u ranks: so do 3 workers on %u threads", ranks, s_threads);
+    }
+    s_threads = 0;
 
     clear(&g);
     for (int s = 1; s <= 4; s++)

@@ -18,6 +18,7 @@ c_tests = \
 	tests/kill_test \
 	tests/make_test \
 	tests/matmul_test \
+	tests/pool_test \
 	tests/probe_test \
 	tests/quant_test \
 	tests/replay_test \
