@@ -40,6 +40,11 @@ struct backend_step {
     void *hook_arg;
 };
 
+/* When a rank came to a collective of the last step and when it had the sum, in us on a clock that all ranks share. ready 0: it did not run. */
+struct backend_reduce {
+    double arrive, ready;
+};
+
 /* Ticks of one op of the last step, per rank, in microseconds of that rank's own work. */
 /* A captured step. */
 struct backend_graph {
@@ -70,6 +75,8 @@ struct backend_ops {
     /* Own work of each (op, rank) in the last step: us[op * n_ranks + rank]; wait and transfer of collectives are derived from it by timing.c.
      * Returns the number of ops. in_graph: whether that step was a replay. */
     const float *(*op_us)(struct backend *, uint32_t *n_ops);
+    /* Collectives of the last step: [op * n_ranks + rank]. NULL where ranks have no clocks of their own. */
+    const struct backend_reduce *(*reduces)(struct backend *);
     /* Bytes on a rank. */
     void (*memory)(struct backend *, uint32_t rank, uint64_t *weights, uint64_t *cache, uint64_t *buffers);
     /* Make what new choices need, outside of steps; what is refused leaves everything usable. NULL: nothing to make. */

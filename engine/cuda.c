@@ -180,6 +180,8 @@ static enum rs_result alloc_gpu(struct cuda_gpu *g, struct rs_error *err)
     const uint32_t senders = c->lim.peers > c->n_ranks ? c->lim.peers : c->n_ranks;
     if (rc == RS_OK && (c->n_gpus > 1 || c->lim.peers > 1))
         rc = zeroed(g, &g->recv, 2 * senders * c->slot_packets * sizeof(uint4), "receive buffers", err);
+    if (rc == RS_OK && c->n_gpus > 1)
+        rc = cuda_clock_open(g, err);
     if (rc == RS_OK)
         rc = fill_rope(g, err);
     return rc;
@@ -259,6 +261,7 @@ static void close_gpu(struct cuda_gpu *g)
     (void)cudaFree(g->pairs);
     (void)cudaFree(g->recv);
     (void)cudaFree(g->payload);
+    cuda_clock_close(g);
     (void)cudaFreeHost(g->meta_host);
     (void)cudaFreeHost(g->stamp);
     (void)cudaFreeHost(g->ready);
@@ -340,6 +343,7 @@ static void cuda_close(struct backend *b)
     (void)cudaFreeHost(c->full);
     (void)cudaFreeHost(c->fault);
     free(c->us);
+    free(c->reduces);
     free(c->nccl);
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->wake);
@@ -356,9 +360,9 @@ static enum rs_result cuda_step(struct backend *b, const struct backend_step *s,
 
 static enum rs_result cuda_reserve(struct backend *b, uint32_t n_keys, struct rs_error *err)
 {
-    const struct cuda *c = (const struct cuda *)b;
+    struct cuda *c = (struct cuda *)b;
     return n_keys <= c->lim.max_keys
-               ? RS_OK
+               ? cuda_clock_align(c, err)
                : error_set(err, RS_EUSAGE, "a sequence of %u tokens, but room was made for %u", n_keys, c->lim.max_keys);
 }
 
@@ -441,6 +445,11 @@ static const float *cuda_op_us(struct backend *b, uint32_t *n_ops)
     return c->us;
 }
 
+static const struct backend_reduce *cuda_reduces(struct backend *b)
+{
+    return ((struct cuda *)b)->reduces;
+}
+
 static void cuda_memory(struct backend *b, uint32_t rank, uint64_t *weights, uint64_t *cache, uint64_t *buffers)
 {
     struct cuda_gpu *g;
@@ -507,6 +516,7 @@ static const struct backend_ops CUDA_OPS = {
     .write = cuda_write,
     .copy_block = cuda_copy_block,
     .op_us = cuda_op_us,
+    .reduces = cuda_reduces,
     .memory = cuda_memory,
     .retire = cuda_retire,
     .graphs = cuda_graphs,
@@ -553,7 +563,8 @@ static enum rs_result open_all(struct cuda *c, struct rs_error *err)
     memset(c->full, 0, (size_t)c->lim.max_logits * c->hp->vocab * sizeof(float)); /* one rank alone writes its part */
     memset(c->fault, 0, KCU_MAX_GPUS * sizeof(uint32_t));
     c->us = calloc((size_t)c->cap_ops * c->n_ranks, sizeof *c->us);
-    if (c->us == NULL)
+    c->reduces = calloc((size_t)c->cap_ops * c->n_ranks, sizeof *c->reduces);
+    if (c->us == NULL || c->reduces == NULL)
         return error_set(err, RS_ENOMEM, "out of memory for op timings");
     for (uint32_t i = 0; i < c->n_gpus; i++) {
         struct cuda_gpu *g = &c->gpu[i];
@@ -630,15 +641,4 @@ enum rs_result backend_cuda_open(const struct hparams *hp, const struct weights 
 uint32_t backend_cuda_kernels(const struct backend *b)
 {
     return ((const struct cuda *)b)->gpu[0].n_kernels;
-}
-
-bool backend_cuda_reduce_times(const struct backend *b, uint32_t gpu, uint32_t op, uint64_t t[3])
-{
-    const struct cuda *c = (const struct cuda *)b;
-    if (gpu >= c->n_gpus || c->step == NULL || op >= c->step->prog->n_ops || c->step->prog->ops[op].kind != OP_ALLREDUCE)
-        return false;
-    t[0] = c->gpu[gpu].stamp[(size_t)op * c->n_ranks + c->gpu[gpu].rank0];
-    t[1] = c->gpu[gpu].ready[op];
-    t[2] = c->gpu[gpu].done[op];
-    return true;
 }

@@ -65,6 +65,11 @@ struct cuda_gpu {
     struct cuda_graph graph[CUDA_MAX_GRAPHS];
     uint32_t n_graphs;
     struct comm_nccl *nccl;
+    /* this GPU's clock against that of GPU 0: cuda_clock.c */
+    uint64_t *ping, *pinged, clock_at;
+    int64_t clock_offset; /* ns to add at clock_at */
+    double clock_rate;    /* ns to add per ns since then */
+    uint32_t clock_error_ns;
     /* what its thread is to do */
     pthread_t thread;
     bool has_thread;
@@ -87,6 +92,12 @@ struct cuda {
     uint32_t cap_tables, n_tables, cap_ops;
     float *full; /* [max_logits][vocab], pinned */
     float *us;   /* [op][rank] */
+    struct backend_reduce *reduces; /* [op][rank] */
+    struct {
+        double at_us;  /* of the last calibration, host time */
+        uint64_t base; /* words exchanged so far */
+        uint32_t with;
+    } clock;
     uint32_t last_ops;
     uint32_t *fault; /* pinned, one word per GPU */
     uint32_t epoch;  /* of the next reduce; starts at 1, since receive buffers start as zeros */
@@ -148,6 +159,12 @@ enum rs_result cuda_launch_step(struct cuda_gpu *g, const struct backend_step *s
 
 /* cuda.c: make what these choices need (communicators), or say why it cannot be had. */
 enum rs_result cuda_prepare(struct cuda *c, const struct program *p, const struct choice *choices, struct rs_error *err);
+
+/* cuda_clock.c. align: between steps; does nothing while the last calibration is young. us: a GPU's stamp on the clock of GPU 0, since its `zero`. */
+enum rs_result cuda_clock_open(struct cuda_gpu *g, struct rs_error *err);
+void cuda_clock_close(struct cuda_gpu *g);
+enum rs_result cuda_clock_align(struct cuda *c, struct rs_error *err);
+double cuda_clock_us(const struct cuda_gpu *g, uint64_t ns, uint64_t zero);
 
 /* cuda_exec.c */
 enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, struct rs_error *err);

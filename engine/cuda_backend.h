@@ -11,6 +11,7 @@ struct cuda_config {
     int device[KCU_MAX_GPUS];
     bool fuse;     /* join neighbouring ops into one kernel */
     bool pdl;      /* programmatic dependent launch */
+    bool no_stamps; /* kernels do not note when they start: to measure what that costs */
     void (*progress)(void *arg, uint64_t done, uint64_t total, double seconds); /* during the load, from any GPU's thread; or NULL */
     void *progress_arg;
 };
@@ -30,8 +31,5 @@ enum rs_result backend_cuda_open(const struct hparams *hp, const struct weights 
 
 /* Kernels (graph nodes) that the last step launched on GPU 0. */
 uint32_t backend_cuda_kernels(const struct backend *b);
-
-/* Of the last step's all-reduce ops on a GPU, in ns of that GPU's clock: arrival, last summand seen, done. Returns false for another op. */
-bool backend_cuda_reduce_times(const struct backend *b, uint32_t gpu, uint32_t op, uint64_t t[3]);
 
 #endif

@@ -207,24 +207,34 @@ static void job_step(struct cuda_gpu *g)
     g->rc = run_gpu(g);
 }
 
-/* An op lasts from its first kernel's start to the start of the next op that launched one. What was fused into a neighbour shows as 0. */
+/* An op lasts from its first kernel's start to the start of the next op that launched one; of a reduce that took the residual along, up to where its
+ * sum was there, and the rest belongs to the residual. Whatever else was fused into a neighbour shows as 0. */
 static void sum_times(struct cuda *c, const struct program *p)
 {
     memset(c->us, 0, (size_t)p->n_ops * c->n_ranks * sizeof *c->us);
+    memset(c->reduces, 0, (size_t)p->n_ops * c->n_ranks * sizeof *c->reduces);
     c->last_ops = p->n_ops;
+    const uint64_t zero = c->gpu[0].n_launched != 0 ? c->gpu[0].stamp[c->gpu[0].launched[0]] : 0;
     for (uint32_t k = 0; k < c->n_gpus; k++) {
         const struct cuda_gpu *g = &c->gpu[k];
         uint64_t next = g->stamp[(size_t)c->cap_ops * c->n_ranks];
         for (uint32_t i = g->n_launched; i-- > 0;) {
             const uint32_t at = g->launched[i], op = at / c->n_ranks;
-            const uint64_t t = g->stamp[at];
+            const uint64_t t = g->stamp[at], ready = g->ready[op];
             if (t == 0 || t > next)
                 continue;
             c->us[at] = (float)(next - t) * 1e-3f;
+            if (p->ops[op].kind == OP_ALLREDUCE && ready >= t && ready <= next) { /* one launch for all ranks of the GPU */
+                const bool more = op + 1 < p->n_ops && (p->ops[op + 1].kind == OP_ADD || p->ops[op + 1].kind == OP_RMSNORM);
+                const struct backend_reduce r = {cuda_clock_us(g, t, zero), cuda_clock_us(g, ready, zero)};
+                for (uint32_t j = 0; j < g->n_local; j++) {
+                    c->reduces[at + j] = r;
+                    c->us[at + j] = more ? (float)(ready - t) * 1e-3f : c->us[at];
+                    if (more)
+                        c->us[at + c->n_ranks + j] = (float)(next - ready) * 1e-3f;
+                }
+            }
             next = t;
-            if (p->ops[op].kind == OP_ALLREDUCE) /* one launch for all ranks of the GPU */
-                for (uint32_t r = 1; r < g->n_local; r++)
-                    c->us[at + r] = c->us[at];
         }
     }
 }
@@ -265,7 +275,8 @@ enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, stru
     }
     c->step = s;
     for (uint32_t k = 0; k < c->n_gpus; k++)
-        memset(c->gpu[k].stamp, 0, ((size_t)c->cap_ops * c->n_ranks + 1) * sizeof(uint64_t));
+        memset(c->gpu[k].stamp, 0, ((size_t)c->cap_ops * c->n_ranks + 1) * sizeof(uint64_t)),
+            memset(c->gpu[k].ready, 0, c->cap_ops * sizeof(uint64_t));
     rc = cuda_all(c, job_step, err);
     c->epoch += c->gpu[0].n_reduces;
     if (rc == RS_OK)

@@ -27,7 +27,7 @@ enum rs_result cuda_op_after(struct cuda_walk *w, cudaError_t e, uint32_t kernel
 void cuda_op_arm(struct cuda_walk *w, const struct cuda_rank *r)
 {
     w->slot = w->op->index * w->c->n_ranks + r->rank;
-    w->l.stamp = w->g->stamp + w->slot;
+    w->l.stamp = w->c->cfg.no_stamps ? NULL : w->g->stamp + w->slot;
 }
 
 static uint64_t *ok_of(struct cuda_walk *w, const struct cuda_rank *r)

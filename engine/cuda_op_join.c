@@ -14,15 +14,22 @@ static enum rs_result nccl_sum(struct cuda_walk *w, struct cuda_rank *r, const s
     const size_t n = (size_t)w->rows * cuda_op_width_of(w, r, ref);
     if (bf16)
         CUDA_OP_RUN(kcu_to_bf16(&w->l, cuda_op_at(w, r, ref), w->g->payload, n));
+    else if (w->l.stamp != NULL)
+        CUDA_OP_RUN(kcu_stamp(&w->l));
     enum rs_result rc =
         comm_nccl_sum(w->g->nccl, bf16 ? (void *)w->g->payload : (void *)cuda_op_at(w, r, ref), n, bf16, w->l.stream, w->err);
     if (rc != RS_OK)
         return rc;
     w->l.pdl = false; /* what follows depends on NCCL's kernel, which does not take part */
     w->g->n_kernels++;
+    w->l.stamp = w->c->cfg.no_stamps ? NULL : w->g->ready + w->op->index; /* when NCCL is through */
+    cudaError_t e = cudaSuccess;
     if (bf16)
-        CUDA_OP_RUN(kcu_from_bf16(&w->l, w->g->payload, cuda_op_at(w, r, ref), n));
-    return RS_OK;
+        e = kcu_from_bf16(&w->l, w->g->payload, cuda_op_at(w, r, ref), n);
+    else if (w->l.stamp != NULL)
+        e = kcu_stamp(&w->l);
+    w->l.stamp = NULL; /* it is no op's beginning */
+    return cuda_op_after(w, e, 1);
 }
 
 static void fill_reduce(struct cuda_walk *w, struct kcu_join *j)
@@ -50,8 +57,7 @@ static void fill_reduce(struct cuda_walk *w, struct kcu_join *j)
     j->timeout_ns = 10ull * 1000 * 1000 * 1000;
     j->delay_rank = w->ch->delay_rank;
     j->delay_ns = w->ch->delay_rank >= 0 ? (uint32_t)(w->ch->delay_us * 1000.0f) : 0;
-    j->ready = w->g->ready + w->op->index;
-    j->done = w->g->done + w->op->index;
+    j->ready = w->c->cfg.no_stamps ? NULL : w->g->ready + w->op->index;
 }
 
 /* From the op at hand on: all-reduce, add and norm as far as they follow each other; without fusing only the first. */

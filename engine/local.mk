@@ -156,6 +156,7 @@ libengine_a_SOURCES += \
 	engine/cuda.c \
 	engine/cuda.h \
 	engine/cuda_backend.h \
+	engine/cuda_clock.c \
 	engine/cuda_exec.c \
 	engine/cuda_impl.c \
 	engine/cuda_load.c \

@@ -434,7 +434,8 @@ static enum rs_result run_batch(struct engine *e, const struct probe_set *copies
     e->steps++;
     e->last_us = *wall_us;
     uint32_t n_ops;
-    struct timing_step ts = {.prog = &e->rt->prog, .choices = st.choices, .op_us = b->ops->op_us(b, &n_ops), .wall_us = *wall_us, .graph = st.graph, .decode = decode,
+    struct timing_step ts = {.prog = &e->rt->prog, .choices = st.choices, .op_us = b->ops->op_us(b, &n_ops),
+                             .reduces = b->ops->reduces != NULL ? b->ops->reduces(b) : NULL, .wall_us = *wall_us, .graph = st.graph, .decode = decode,
                              .rows = e->batch.n_rows};
     timing_step(e->timing, &ts);
     return RS_OK;

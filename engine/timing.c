@@ -32,7 +32,7 @@ struct mode_times {
 };
 
 struct timing {
-    uint32_t n_ranks, n_layers;
+    uint32_t n_ranks, n_layers, n_embd;
     struct rank_times *rank[2];   /* [graph][n_ranks] */
     struct mode_times mode[2][2]; /* [graph][decode] */
     struct hist step[2];          /* wall time of decode steps, by mode, for the snapshot */
@@ -56,6 +56,7 @@ enum rs_result timing_open(const struct program *p, struct timing **out, struct 
     if (ok) {
         t->n_ranks = p->n_ranks;
         t->n_layers = p->hp->n_layers;
+        t->n_embd = p->hp->n_embd;
         t->bytes_per_row = (uint64_t)p->hp->n_embd * sizeof(float);
         t->last_step = calloc(t->n_ranks, sizeof *t->last_step);
         ok = t->last_step != NULL;
@@ -123,8 +124,41 @@ static double lateness(const struct choice *c, uint32_t rank, const float *us, u
     return late < mine ? late : mine;
 }
 
+static double count_rank(struct timing *t, const struct timing_step *s, uint32_t rank, double wait, double transfer, uint32_t bytes)
+{
+    struct rank_step *k = &t->last_step[rank];
+    struct rank_times *m = &t->rank[s->graph][rank];
+    hist_add(&m->wait, wait);
+    hist_add(&m->ar, wait + transfer);
+    m->sum_wait += wait;
+    m->sum_transfer += transfer;
+    m->sum_bytes += (double)bytes * (double)t->n_embd * (double)s->rows;
+    m->count++;
+    k->wait_us += wait;
+    k->transfer_us += transfer;
+    return wait + transfer;
+}
+
+/* The same by the devices' clocks. Returns 0 if the collective did not run (a single rank). */
+static double measured(struct timing *t, const struct timing_step *s, const struct backend_reduce *r, uint32_t bytes)
+{
+    double last = 0, sum = 0;
+    for (uint32_t i = 0; i < t->n_ranks; i++) {
+        if (r[i].ready <= 0)
+            return 0;
+        last = i == 0 || r[i].arrive > last ? r[i].arrive : last;
+    }
+    for (uint32_t i = 0; i < t->n_ranks; i++) {
+        double all = r[i].ready - r[i].arrive, wait = last - r[i].arrive;
+        wait = wait < all ? wait : all; /* clocks agree to a fraction of a microsecond only */
+        sum += count_rank(t, s, i, wait, all - wait, bytes);
+        t->last_step[i].clock += all;
+    }
+    return sum;
+}
+
 /* A collective: it starts when the last rank has arrived. Returns wait and transfer, summed over ranks. */
-static double collective(struct timing *t, const struct timing_step *s, const struct choice *c, const float *us)
+static double collective(struct timing *t, const struct timing_step *s, const struct choice *c, const float *us, uint32_t bytes)
 {
     double ready = 0, sum = 0;
     for (uint32_t r = 0; r < t->n_ranks; r++) {
@@ -136,18 +170,9 @@ static double collective(struct timing *t, const struct timing_step *s, const st
     }
     for (uint32_t r = 0; r < t->n_ranks; r++) {
         struct rank_step *k = &t->last_step[r];
-        struct rank_times *m = &t->rank[s->graph][r];
-        double wait = ready - k->clock, transfer = (double)us[r] - lateness(c, r, us, t->n_ranks);
-        hist_add(&m->wait, wait);
-        hist_add(&m->ar, wait + transfer);
-        m->sum_wait += wait;
-        m->sum_transfer += transfer;
-        m->sum_bytes += (double)(t->bytes_per_row * s->rows);
-        m->count++;
-        k->wait_us += wait;
-        k->transfer_us += transfer;
+        double transfer = (double)us[r] - lateness(c, r, us, t->n_ranks);
+        sum += count_rank(t, s, r, ready - k->clock, transfer, bytes);
         k->clock = ready + transfer;
-        sum += wait + transfer;
     }
     return sum;
 }
@@ -165,7 +190,10 @@ void timing_step(struct timing *t, const struct timing_step *s)
         for (uint32_t r = 0; r < n; r++)
             slowest = (double)us[r] > slowest ? (double)us[r] : slowest;
         if (op->kind == OP_ALLREDUCE) {
-            ar_sum += collective(t, s, s->choices != NULL ? &s->choices[i] : NULL, us);
+            const struct choice *c = s->choices != NULL ? &s->choices[i] : NULL;
+            uint32_t bytes = c != NULL && c->bf16 ? 2 : 4;
+            t->bytes_per_row = (uint64_t)t->n_embd * bytes;
+            ar_sum += s->reduces != NULL ? measured(t, s, s->reduces + (size_t)i * n, bytes) : collective(t, s, c, us, bytes);
             count++;
         } else {
             for (uint32_t r = 0; r < n; r++) {

@@ -1,7 +1,8 @@
 /* Times of steps, ops and collectives. The control thread feeds it after every step; nothing allocates after timing_open().
  *
  * A simulated rank's clock is the sum of its own work. At a collective every rank has arrived when its clock says so; the collective starts when the
- * last one has, and each rank then moves its data: arrival, wait and transfer are derived from that clock. */
+ * last one has, and each rank then moves its data: arrival, wait and transfer are derived from that clock. A device has a clock: there a rank waits
+ * until the last one has arrived, and what remains until it has the sum is the transfer. */
 #ifndef RANKSCOPE_ENGINE_TIMING_H
 #define RANKSCOPE_ENGINE_TIMING_H
 
@@ -21,6 +22,7 @@ struct timing_step {
     const struct program *prog;
     const struct choice *choices; /* [op]: who is late on purpose; NULL: nobody */
     const float *op_us;   /* [op][rank] */
+    const struct backend_reduce *reduces; /* [op][rank] by the devices' clocks; NULL: ranks are simulated */
     double wall_us;
     bool graph;
     bool decode;          /* every row was a generated one */

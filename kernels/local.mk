@@ -45,6 +45,7 @@ endif
 # CUDA sources, shipped in every tarball, compiled where nvcc is. Automake does not know .cu, so the rule is ours.
 CUDA_SOURCES = \
 	kernels/cuda/attn.cu \
+	kernels/cuda/clock.cu \
 	kernels/cuda/flash.cu \
 	kernels/cuda/gemm.cu \
 	kernels/cuda/index.cu \

@@ -48,6 +48,7 @@ enum rs_result rig_open(const struct rig_config *cfg, struct rig *r, struct rs_e
 {
     memset(r, 0, sizeof *r);
     r->cfg = *cfg;
+    r->generation = 1;
     const uint32_t keys = cfg->max_keys, rows = cfg->max_rows;
     r->blocks = (keys + BLOCK - 1) / BLOCK;
     r->table = calloc((size_t)SEQS * r->blocks, sizeof *r->table);
@@ -83,7 +84,7 @@ enum rs_result rig_open(const struct rig_config *cfg, struct rig *r, struct rs_e
                                        .peers = cfg->only_rank >= 0 ? cfg->ranks : 0,
                                        .peer = cfg->only_rank >= 0 ? (uint32_t)cfg->only_rank : 0,
                                        .made_up = cfg->path == NULL};
-    const struct cuda_config cc = {.n_gpus = cfg->gpus, .fuse = !cfg->unfused, .pdl = !cfg->no_pdl};
+    const struct cuda_config cc = {.n_gpus = cfg->gpus, .fuse = !cfg->unfused, .pdl = !cfg->no_pdl, .no_stamps = cfg->no_stamps};
     if (rc == RS_OK)
         rc = backend_cuda_open(&r->hp, &r->w, &r->shard, &r->prog, NULL, &lim, &cc, &r->backend, err);
     if (rc != RS_OK)
@@ -108,10 +109,15 @@ void rig_close(struct rig *r)
     memset(r, 0, sizeof *r);
 }
 
+void rig_generation(struct rig *r)
+{
+    r->backend->ops->retire(r->backend, ++r->generation);
+}
+
 static enum rs_result run(struct rig *r, bool graph, struct rs_error *err)
 {
     const struct backend_step s = {
-        .prog = &r->prog, .choices = r->choices, .batch = &r->batch, .generation = 1, .graph = graph, .graph_guard = true};
+        .prog = &r->prog, .choices = r->choices, .batch = &r->batch, .generation = r->generation, .graph = graph, .graph_guard = true};
     return r->backend->ops->step(r->backend, &s, err);
 }
 

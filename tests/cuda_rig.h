@@ -14,7 +14,7 @@ struct rig_config {
     uint32_t ranks, gpus, max_rows, max_keys;
     int only_rank; /* -1: all */
     enum krn_cache_type cache;
-    bool f32, bf16, unfused, no_pdl, nccl;
+    bool f32, bf16, unfused, no_pdl, nccl, no_stamps;
 };
 
 struct rig {
@@ -30,6 +30,7 @@ struct rig {
     struct batch_seg seg[64];
     int32_t *table; /* [64][blocks] */
     uint32_t blocks;
+    uint64_t generation; /* of the choices */
 };
 
 enum rs_result rig_open(const struct rig_config *cfg, struct rig *out, struct rs_error *err);
@@ -40,6 +41,9 @@ enum rs_result rig_step(struct rig *r, uint32_t seq, const int32_t *ids, uint32_
                         struct rs_error *err);
 /* One generated token each of n_seqs sequences, all at position pos. */
 enum rs_result rig_decode(struct rig *r, const int32_t *ids, uint32_t n_seqs, uint32_t pos, bool graph, struct rs_error *err);
+
+/* The choices were changed: graphs are captured again. */
+void rig_generation(struct rig *r);
 
 static inline const float *rig_logits(struct rig *r, uint32_t i)
 {

@@ -180,6 +180,18 @@ cudaError_t kcu_from_bf16(const struct kcu_launch *l, const uint16_t *x, float *
 /* Count values whose bits differ, added to *count. */
 cudaError_t kcu_compare(const struct kcu_launch *l, const float *a, const float *b, size_t n, uint32_t *count);
 cudaError_t kcu_stamp(const struct kcu_launch *l); /* an empty kernel that only stamps */
+/* One of two GPUs that compare clocks, both launched at the same time: n words go there and back. When a word was sent and when the other's was seen,
+ * by this GPU's clock; sent[n] becomes 1 if the other stays away. mine and theirs: words that grow by n from one comparison to the next. */
+struct kcu_ping {
+    uint64_t *mine, *theirs;
+    uint64_t base;
+    uint32_t n;
+    bool asks;
+    uint64_t timeout_ns;
+    uint64_t *sent; /* [n + 1], host memory mapped for the device */
+    uint64_t *seen; /* [n] */
+};
+cudaError_t kcu_ping(const struct kcu_launch *l, const struct kcu_ping *a);
 cudaError_t kcu_poison(const struct kcu_launch *l, void *p, size_t bytes);
 
 /* ---- attention ---- */

@@ -156,10 +156,10 @@ static __global__ void __launch_bounds__(T, 1) join_kernel(const __grid_constant
         w[i] = a.w != nullptr && quad < quads ? __ldg((const float4 *)a.w + quad) : make_float4(0, 0, 0, 0);
     }
     pdl_wait();
-    stamp(at);
     if (a.reduce && a.delay_ns != 0 && a.delay_rank >= (int32_t)a.rank0 && a.delay_rank < (int32_t)(a.rank0 + a.n_local))
         for (const uint64_t t0 = now_ns(); now_ns() - t0 < a.delay_ns;)
             ;
+    stamp(at); /* who is late on purpose arrives late */
 #pragma unroll
     for (int i = 0; i < Q; i++) {
         const uint32_t quad = i * line + self;
