@@ -120,7 +120,7 @@ static enum rs_result alloc_rank(struct cuda_gpu *g, struct cuda_rank *r, struct
     }
     if (rc == RS_OK)
         rc = zeroed(g, &r->arrived, c->lim.max_rows * sizeof(uint32_t), "counters", err);
-    if (rc == RS_OK && c->hp->n_used != 0 && c->lim.max_rows >= CUDA_MANY_ROWS)
+    if (rc == RS_OK && c->hp->n_used != 0)
         rc = zeroed(g, &r->plan, kcu_group_words(c->lim.max_rows, c->hp->n_used, c->hp->n_experts) * sizeof(int32_t), "expert lists", err);
     return rc;
 }
@@ -175,7 +175,7 @@ static enum rs_result alloc_gpu(struct cuda_gpu *g, struct rs_error *err)
     if (rc == RS_OK)
         rc = zeroed(g, &g->scratch, kcu_mla_scratch(c->lim.max_rows, heads, c->hp->kv_lora, c->hp->rope, c->lim.max_keys),
                     "attention scratch", err);
-    if (rc == RS_OK && c->hp->n_used != 0 && c->lim.max_rows >= CUDA_MANY_ROWS)
+    if (rc == RS_OK && c->hp->n_used != 0)
         rc = zeroed(g, &g->pairs, (size_t)c->lim.max_rows * c->hp->n_used * c->hp->n_embd * sizeof(float), "expert outputs", err);
     const uint32_t senders = c->lim.peers > c->n_ranks ? c->lim.peers : c->n_ranks;
     if (rc == RS_OK && (c->n_gpus > 1 || c->lim.peers > 1))
@@ -618,12 +618,13 @@ enum rs_result backend_cuda_open(const struct hparams *hp, const struct weights 
     c->kv_row_bytes = (hp->kv_lora + hp->rope) * krn_cache_elem_bytes(lim->cache);
     c->ik_row_bytes = hp->index_heads != 0 ? hp->index_dim * krn_cache_elem_bytes(lim->cache) : 0;
     c->slot_packets = (size_t)(lim->max_rows < CUDA_RECV_ROWS ? lim->max_rows : CUDA_RECV_ROWS) * hp->n_embd / 2;
-    uint64_t tables = (uint64_t)lim->max_rows * (lim->max_keys / lim->block + 2) + 16;
+    uint64_t tables = (uint64_t)lim->max_rows * (lim->max_keys / lim->block + 2 + CUDA_LIST_WORDS) + 16;
     c->cap_tables = (uint32_t)(tables < 4u << 20 ? tables : 4u << 20);
     for (int i = 0; i < 2; i++)
         if (c->prog[i] != NULL && c->prog[i]->n_ops > c->cap_ops)
             c->cap_ops = c->prog[i]->n_ops;
     c->epoch = 1;
+    c->tile_rows = cuda_lists_tile_rows(c);
     deal_ranks(c);
     for (uint32_t i = 0; i < c->n_gpus && rc == RS_OK; i++)
         if (c->gpu[i].n_local > KCU_MAX_LOCAL)

@@ -31,8 +31,8 @@ struct cuda_rank {
 struct cuda_graph {
     const struct program *prog;
     uint64_t generation;
-    uint32_t bucket, n_logits, keys;
-    bool chained;
+    uint32_t bucket, n_logits, keys, sorts;
+    bool chained, fast;
     cudaGraphExec_t exec;
     uint32_t n_launched, kernels, reduces;
     uint64_t bytes; /* by which the device's free memory fell when it was made */
@@ -90,6 +90,7 @@ struct cuda {
     struct cuda_gpu gpu[KCU_MAX_GPUS];
     size_t kv_row_bytes, ik_row_bytes, slot_packets;
     uint32_t cap_tables, n_tables, cap_ops;
+    uint32_t tile_rows; /* prompt rows that attention takes at a time */
     float *full; /* [max_logits][vocab], pinned */
     float *us;   /* [op][rank] */
     struct backend_reduce *reduces; /* [op][rank] */
@@ -140,6 +141,13 @@ static inline size_t cuda_meta_tables(const struct cuda *c)
 {
     return 16 + 4 * (size_t)c->lim.max_rows + c->lim.max_logits;
 }
+
+/* cuda_lists.c: rows by sort, for attention of many rows (see kcu_batch). Sorts that a batch has: bits CUDA_PROMPT and CUDA_GENERATED. fill writes the
+ * four words of the header and the lists behind the block tables, from `at` on, at most CUDA_LIST_WORDS a row; returns the end. */
+enum { CUDA_PROMPT = 1, CUDA_GENERATED = 2, CUDA_META_LISTS = 4 /* where the header lies in the step's variable part */, CUDA_LIST_WORDS = 2 };
+uint32_t cuda_lists_sorts(const struct batch *b);
+uint32_t cuda_lists_tile_rows(const struct cuda *c);
+uint32_t cuda_lists_fill(const struct cuda *c, const struct batch *b, uint32_t rows, int32_t *header, int32_t *tables, uint32_t at);
 
 /* Rows that a buffer can hold. */
 size_t cuda_buf_rows(const struct cuda *c, enum op_buf b);

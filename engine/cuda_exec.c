@@ -46,7 +46,9 @@ static enum rs_result fill_meta(struct cuda *c, const struct backend_step *s, ui
         from[i] = b->from != NULL && i < b->n_rows ? b->from[i] : 0;
     for (uint32_t i = b->n_rows; i < rows; i++)
         m[cuda_meta_token() + i] = m[cuda_meta_pos(c) + i] = offset[i] = 0;
-    c->n_tables = at;
+    if (at + CUDA_LIST_WORDS * rows > c->cap_tables)
+        return error_set(err, RS_EUSAGE, "block tables of %u sequences do not fit", b->n_segs);
+    c->n_tables = at = cuda_lists_fill(c, b, rows, m + CUDA_META_LISTS, tables, at);
     for (uint32_t g = 1; g < c->n_gpus; g++)
         memcpy(c->gpu[g].meta_host, m, (cuda_meta_tables(c) + at) * sizeof *m);
     return RS_OK;
@@ -88,10 +90,11 @@ uint32_t cuda_exec_graphs(const struct cuda *c, struct backend_graph *out, uint3
 
 static struct cuda_graph *find_graph(struct cuda_gpu *g, const struct backend_step *s, uint32_t keys)
 {
+    const uint32_t sorts = cuda_lists_sorts(s->batch);
     for (uint32_t i = 0; i < g->n_graphs; i++) {
         struct cuda_graph *x = &g->graph[i];
         if (x->prog == s->prog && x->generation == s->generation && x->bucket == s->batch->bucket && x->n_logits == s->batch->n_logits &&
-            x->keys == keys && x->chained == s->batch->chained)
+            x->keys == keys && x->chained == s->batch->chained && x->sorts == sorts && x->fast == s->fast)
             return x;
     }
     return NULL;
@@ -133,7 +136,7 @@ static enum rs_result capture(struct cuda_gpu *g, const struct backend_step *s, 
     struct cuda_graph *x = &g->graph[g->n_graphs];
     *x = (struct cuda_graph){
         .prog = s->prog, .generation = s->generation, .bucket = s->batch->bucket, .n_logits = s->batch->n_logits, .keys = keys,
-        .chained = s->batch->chained};
+        .chained = s->batch->chained, .sorts = cuda_lists_sorts(s->batch), .fast = s->fast};
     cudaError_t e = cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal);
     if (e != cudaSuccess)
         return cuda_fail(&g->err, e, "begin of capture", g->device);

@@ -57,13 +57,17 @@ void cuda_op_set_q8(struct cuda_walk *w, const struct cuda_rank *r, uint8_t buf,
 
 struct kcu_batch cuda_op_batch_of(const struct cuda_walk *w)
 {
-    const int32_t *m = w->g->meta;
+    const int32_t *m = w->g->meta, *here = w->g->meta_host + CUDA_META_LISTS;
+    const uint32_t sorts = cuda_lists_sorts(w->s->batch); /* a graph serves all batches of these sorts: bounds, not numbers */
     return (struct kcu_batch){.pos = m + cuda_meta_pos(w->c),
                               .table = m + cuda_meta_table(w->c),
                               .tables = m + cuda_meta_tables(w->c),
                               .n = w->rows,
                               .max_keys = w->keys,
-                              .block = w->c->lim.block};
+                              .block = w->c->lim.block,
+                              .lists = m + CUDA_META_LISTS,
+                              .prompt_tiles = (sorts & CUDA_PROMPT) == 0 ? 0 : w->s->graph ? w->rows : (uint32_t)here[0],
+                              .generated = (sorts & CUDA_GENERATED) == 0 ? 0 : w->s->graph ? w->rows : (uint32_t)here[2]};
 }
 
 struct kcu_rope cuda_op_rope_of(const struct cuda_walk *w)
@@ -88,9 +92,9 @@ bool cuda_op_next_is(const struct cuda_walk *w, uint32_t n, enum op_kind kind)
     return o != NULL && o->kind == kind;
 }
 
-bool cuda_op_many(uint32_t n, const uint8_t *q8, const struct kcu_mat *a, const struct kcu_mat *b)
+bool cuda_op_many(const struct cuda_walk *w, uint32_t n, const uint8_t *q8, const struct kcu_mat *a, const struct kcu_mat *b)
 {
-    return n >= CUDA_MANY_ROWS && q8 != NULL && (a->w == NULL || kcu_gemm_takes(a)) && (b == NULL || b->w == NULL || kcu_gemm_takes(b));
+    return (n >= CUDA_MANY_ROWS || !w->s->fast) && q8 != NULL && (a->w == NULL || kcu_gemm_takes(a)) && (b == NULL || b->w == NULL || kcu_gemm_takes(b));
 }
 
 static enum rs_result run_gather(struct cuda_walk *w, struct cuda_rank *r)

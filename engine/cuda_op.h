@@ -90,8 +90,9 @@ enum kcu_cache cuda_op_cache_of(const struct cuda_walk *w);
 const struct op *cuda_op_ahead(const struct cuda_walk *w, uint32_t n);
 bool cuda_op_next_is(const struct cuda_walk *w, uint32_t n, enum op_kind kind);
 
-/* Enough rows and an int8 form that the tensor cores' kernel takes? */
-bool cuda_op_many(uint32_t n, const uint8_t *q8, const struct kcu_mat *a, const struct kcu_mat *b);
+/* Enough rows and an int8 form that the tensor cores' kernel takes? Where the number of rows must not matter, any number is enough: sums of that kernel
+ * run in another order than those for few rows. */
+bool cuda_op_many(const struct cuda_walk *w, uint32_t n, const uint8_t *q8, const struct kcu_mat *a, const struct kcu_mat *b);
 
 /* cuda_op_join.c. From the op at hand on: all-reduce, add and norm as far as they follow each other. */
 enum rs_result cuda_op_join(struct cuda_walk *w);

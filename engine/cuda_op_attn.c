@@ -63,7 +63,8 @@ enum rs_result cuda_op_mla(struct cuda_walk *w, struct cuda_rank *r)
                         .o = cuda_op_at(w, r, &op->out[0]),
                         .o_pitch = cuda_op_pitch_of(w, r, BUF_O),
                         .scratch = w->g->scratch,
-                        .many = w->ch->matmul == MATMUL_INT8 && w->s->batch->n_segs == 1 && w->rows == w->s->batch->n_rows};
+                        .many = w->ch->matmul == MATMUL_INT8,
+                        .fixed = !w->s->fast};
     if (op->in[1].buf == BUF_ISEL && !w->ch->dense) {
         a.sel = (const int32_t *)(const void *)r->buf[BUF_ISEL];
         a.sel_pitch = cuda_op_pitch_of(w, r, BUF_ISEL);
@@ -74,7 +75,7 @@ enum rs_result cuda_op_mla(struct cuda_walk *w, struct cuda_rank *r)
         a.q8 = r->q8[BUF_O];
         a.q8_pitch = krn_q8_row_bytes(a.heads * hp->v_head);
     }
-    cuda_op_set_q8(w, r, BUF_O, a.q8 != NULL);
+    cuda_op_set_q8(w, r, BUF_O, a.q8 != NULL && !kcu_mla_on_cores(&a));
     return cuda_op_after(w, kcu_mla(&w->l, &a), 3 * ((w->rows + 31) / 32));
 }
 

@@ -20,7 +20,7 @@ enum rs_result cuda_op_linear(struct cuda_walk *w, struct cuda_rank *r)
     enum rs_result rc = cuda_op_input(w, r, &op->in[0], m->k, w->ch->matmul == MATMUL_INT8 && cuda_op_quantised(m), a.n, &a.in);
     if (rc != RS_OK)
         return rc;
-    if (cuda_op_many(a.n, a.in.q8, m, NULL))
+    if (cuda_op_many(w, a.n, a.in.q8, m, NULL))
         CUDA_OP_RUN(kcu_gemm(&w->l, &a));
     else
         CUDA_OP_RUN(kcu_linear(&w->l, &a));
@@ -46,7 +46,7 @@ enum rs_result cuda_op_slots(struct cuda_walk *w, struct cuda_rank *r, bool apar
         a.col[p] = col;
         col += a.m[p].rows;
     }
-    if (cuda_op_many(a.n, a.in.q8, &a.m[0], &a.m[1]))
+    if (cuda_op_many(w, a.n, a.in.q8, &a.m[0], &a.m[1]))
         return cuda_op_after(w, kcu_gemm(&w->l, &a), 2);
     if (!apart) {
         CUDA_OP_RUN(kcu_linear(&w->l, &a));

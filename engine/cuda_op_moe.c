@@ -77,7 +77,7 @@ enum rs_result cuda_op_gate_up(struct cuda_walk *w, struct cuda_rank *r)
     w->done[w->op->index + 1] = true;
     if (rc != RS_OK || a.gate.w == NULL)
         return rc;
-    if (a.q8 != NULL && cuda_op_many(a.n, a.in.q8, &a.gate, &a.up))
+    if (a.q8 != NULL && cuda_op_many(w, a.n, a.in.q8, &a.gate, &a.up))
         return gated_many(w, r, &a);
     CUDA_OP_RUN(kcu_gated(&w->l, NULL, &a));
     return RS_OK;
@@ -87,9 +87,9 @@ enum rs_result cuda_op_moe_gate_up(struct cuda_walk *w, struct cuda_rank *r)
 {
     struct kcu_gated a, b = {.n = 0};
     const bool shared =
-        w->c->cfg.fuse && cuda_op_next_is(w, 3, OP_GATE_UP) && cuda_op_ahead(w, 3)->layer == w->op->layer && w->rows < CUDA_MANY_ROWS;
+        w->c->cfg.fuse && cuda_op_next_is(w, 3, OP_GATE_UP) && cuda_op_ahead(w, 3)->layer == w->op->layer && w->rows < CUDA_MANY_ROWS && w->s->fast;
     enum rs_result rc = fill_gated(w, r, w->op, w->ch, &a);
-    if (rc == RS_OK && a.gate.w != NULL && a.q8 != NULL && cuda_op_many(a.n, a.in.q8, &a.gate, &a.up)) {
+    if (rc == RS_OK && a.gate.w != NULL && a.q8 != NULL && cuda_op_many(w, a.n, a.in.q8, &a.gate, &a.up)) {
         w->done[w->op->index + 1] = true;
         return gated_many(w, r, &a);
     }
@@ -131,7 +131,7 @@ enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
     enum rs_result rc = RS_OK;
     if (m->w != NULL)
         rc = cuda_op_input(w, r, &op->in[0], m->k, w->ch->matmul == MATMUL_INT8 && cuda_op_quantised(m), w->rows * n_used, &a.act);
-    if (rc == RS_OK && m->w != NULL && cuda_op_many(w->rows, a.act.q8, m, NULL)) {
+    if (rc == RS_OK && m->w != NULL && cuda_op_many(w, w->rows, a.act.q8, m, NULL)) {
         if (w->rows != 0 && !grouped(w, r, op))
             CUDA_OP_RUN(kcu_group(&w->l, a.ids, a.ids_pitch, a.n, n_used, a.expert0, m->n_mats, r->plan));
         CUDA_OP_RUN(kcu_gemm_grouped(&w->l, m, a.act.q8, a.act.q8_pitch, true, a.n, n_used, r->plan, w->g->pairs, a.width));

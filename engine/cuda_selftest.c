@@ -1,182 +1,11 @@
-/* See cuda_selftest.h. */
-#include "engine/cuda_selftest.h"
-
-#include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "engine/cuda.h"
-#include "engine/error.h"
-#include "kernels/cpu/vec.h"
-#include "kernels/quant.h"
-
-struct check {
-    struct kcu_launch l;
-    void (*report)(void *, const struct cuda_check *);
-    void *arg;
-    struct rs_error *err;
-    uint64_t seed;
-    enum rs_result rc;
-    void *dev[64], *host[64];
-    unsigned n_dev, n_host;
-};
-
-static float rnd(struct check *t) /* roughly normal */
-{
-    float s = 0;
-    for (int i = 0; i < 4; i++) {
-        t->seed = t->seed * 6364136223846793005u + 1442695040888963407u;
-        s += (float)(t->seed >> 40) * 0x1p-24f - 0.5f;
-    }
-    return s * 1.7f;
-}
-
-static void *host(struct check *t, size_t bytes)
-{
-    void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    if (p == NULL)
-        abort(); /* a few megabytes in a test */
-    return t->host[t->n_host++] = p;
-}
-
-static float *randoms(struct check *t, size_t n)
-{
-    float *x = host(t, n * sizeof *x);
-    for (size_t i = 0; i < n; i++)
-        x[i] = rnd(t);
-    return x;
-}
-
-static bool good(struct check *t, cudaError_t e, const char *what)
-{
-    if (e != cudaSuccess && t->rc == RS_OK)
-        t->rc = error_set(t->err, RS_EENGINE, "self-test: %s: %s", what, cudaGetErrorString(e));
-    return t->rc == RS_OK;
-}
-
-/* Device memory holding src, or NaN bits. */
-static void *device(struct check *t, const void *src, size_t bytes)
-{
-    void *p = NULL;
-    if (!good(t, cudaMalloc(&p, bytes), "memory"))
-        return NULL;
-    t->dev[t->n_dev++] = p;
-    good(t, src != NULL ? cudaMemcpyAsync(p, src, bytes, cudaMemcpyHostToDevice, t->l.stream) : kcu_poison(&t->l, p, bytes), "copy");
-    return p;
-}
-
-static void *fetch(struct check *t, const void *dev, size_t bytes)
-{
-    void *p = host(t, bytes);
-    if (t->rc == RS_OK && good(t, cudaMemcpyAsync(p, dev, bytes, cudaMemcpyDeviceToHost, t->l.stream), "copy back"))
-        good(t, cudaStreamSynchronize(t->l.stream), "run");
-    return p;
-}
-
-static void release(struct check *t)
-{
-    while (t->n_dev > 0)
-        (void)cudaFree(t->dev[--t->n_dev]);
-    while (t->n_host > 0)
-        free(t->host[--t->n_host]);
-}
-
-static void result(struct check *t, double error, double limit, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
-
-static void result(struct check *t, double error, double limit, const char *fmt, ...)
-{
-    struct cuda_check c = {.error = error, .limit = limit};
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(c.name, sizeof c.name, fmt, ap);
-    va_end(ap);
-    if (t->rc == RS_OK)
-        t->report(t->arg, &c);
-}
-
-static double distance(const float *got, const double *want, size_t n)
-{
-    double d = 0, s = 0;
-    for (size_t i = 0; i < n; i++) {
-        d += (got[i] - want[i]) * (got[i] - want[i]);
-        s += want[i] * want[i];
-    }
-    return sqrt(d / (s > 0 ? s : 1)); /* NaN stays NaN and fails every comparison */
-}
-
-struct made {
-    struct kcu_mat m;
-    float *w; /* dequantised, [mats * rows][k] */
-};
-
-static struct made matrix(struct check *t, uint32_t type, uint32_t rows, uint32_t k, uint32_t mats)
-{
-    const size_t n = (size_t)rows * mats, raw = krn_row_bytes(type, k), pitch = kcu_pitch(type, k);
-    float *x = randoms(t, n * k);
-    uint8_t *q = host(t, n * raw);
-    struct made a = {.w = host(t, n * k * sizeof(float))};
-    for (size_t i = 0; i < n; i++) {
-        krn_quant_row(type, x + i * k, q + i * raw, k);
-        krn_dequant_row(type, q + i * raw, a.w + i * k, k);
-    }
-    uint8_t *src = device(t, q, n * raw), *dst = device(t, NULL, n * pitch);
-    if (t->rc == RS_OK)
-        good(t, kcu_repack(&t->l, type, k, n, src, raw, dst), "repack");
-    a.m = (struct kcu_mat){.w = dst, .type = type, .rows = rows, .k = k, .n_mats = mats, .pitch = pitch, .mat_pitch = pitch * rows};
-    return a;
-}
-
-struct acts {
-    float *x; /* what the products see: as given, or what the int8 form stands for */
-    struct kcu_rows_in in;
-};
-
-static struct acts activations(struct check *t, uint32_t n, uint32_t k, bool int8)
-{
-    struct acts a = {.x = randoms(t, (size_t)n * k)};
-    a.in.x = device(t, a.x, (size_t)n * k * sizeof(float));
-    a.in.pitch = k;
-    if (!int8)
-        return a;
-    const size_t bytes = krn_q8_row_bytes(k);
-    uint8_t *q8 = host(t, n * bytes), *dev = device(t, NULL, n * bytes);
-    memset(q8, 0, n * bytes);
-    a.in.q8_pitch = bytes;
-    if (t->rc == RS_OK)
-        good(t, kcu_quantise(&t->l, &a.in, n, k, dev), "quantise");
-    for (uint32_t i = 0; i < n; i++) {
-        krn_q8_quant_row(a.x + (size_t)i * k, q8 + i * bytes, k);
-        krn_q8_dequant_row(q8 + i * bytes, a.x + (size_t)i * k, k);
-    }
-    const uint8_t *got = fetch(t, dev, n * bytes);
-    size_t wrong = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        wrong += memcmp(got + i * bytes, q8 + i * bytes, k) != 0;
-        wrong += memcmp(got + i * bytes + krn_q8_blocks_offset(k), q8 + i * bytes + krn_q8_blocks_offset(k),
-                        k / 32 * sizeof(struct krn_q8_block)) != 0;
-    }
-    if (wrong != 0) /* the int8 form must be the CPU's to the bit: reported once, where it fails */
-        result(t, (double)wrong, 0, "quantise k=%u", k);
-    a.in.q8 = dev;
-    return a;
-}
-
-static double dot(const float *w, const float *x, uint32_t k)
-{
-    double s = 0;
-    for (uint32_t i = 0; i < k; i++)
-        s += (double)w[i] * (double)x[i];
-    return s;
-}
+/* See cuda_selftest.h. Kernels for many rows: cuda_selftest_many.c. */
+#include "engine/cuda_check.h"
 
 static void check_linear(struct check *t, uint32_t type, bool int8, uint32_t n, uint32_t rows, uint32_t k)
 {
     struct made a = matrix(t, type, rows, k, 1), b = matrix(t, KRN_Q8_0, 40, k, 1);
     struct acts x = activations(t, n, k, int8);
     const uint32_t width = rows + 40;
-    const bool cores = int8 && n > 16;
     struct kcu_linear l = {.n_mats = 2,
                            .m = {a.m, b.m},
                            .col = {0, rows},
@@ -184,7 +13,7 @@ static void check_linear(struct check *t, uint32_t type, bool int8, uint32_t n, 
                            .n = n,
                            .y_pitch = width,
                            .y = device(t, NULL, (size_t)n * width * sizeof(float))};
-    if (t->rc != RS_OK || !good(t, cores ? kcu_gemm(&t->l, &l) : kcu_linear(&t->l, &l), "linear"))
+    if (t->rc != RS_OK || !good(t, kcu_linear(&t->l, &l), "linear"))
         return;
     const float *got = fetch(t, l.y, (size_t)n * width * sizeof(float));
     double *want = host(t, (size_t)n * width * sizeof *want);
@@ -192,8 +21,8 @@ static void check_linear(struct check *t, uint32_t type, bool int8, uint32_t n, 
         for (uint32_t r = 0; r < width; r++)
             want[(size_t)i * width + r] =
                 r < rows ? dot(a.w + (size_t)r * k, x.x + (size_t)i * k, k) : dot(b.w + (size_t)(r - rows) * k, x.x + (size_t)i * k, k);
-    result(t, distance(got, want, (size_t)n * width), 1e-5, "%s %s %s %u x %u, %u rows", cores ? "gemm" : "linear",
-           krn_type_info(type)->name, int8 ? "int8" : "f32", rows, k, n);
+    result(t, distance(got, want, (size_t)n * width), 1e-5, "linear %s %s %u x %u, %u rows", krn_type_info(type)->name,
+            int8 ? "int8" : "f32", rows, k, n);
     release(t);
 }
 
@@ -444,8 +273,7 @@ static void check_topk(struct check *t, uint32_t keys, uint32_t k)
 }
 
 /* Absorbed attention over a paged cache: heads and keys such that groups and splits are ragged. */
-static void check_mla(struct check *t, enum krn_cache_type cache, uint32_t heads, uint32_t keys, uint32_t n, uint32_t l, uint32_t r,
-                      bool cores)
+static void check_mla(struct check *t, enum krn_cache_type cache, uint32_t heads, uint32_t keys, uint32_t n, uint32_t l, uint32_t r)
 {
     enum { NOPE = 64, V = 32, BLOCK = 16 };
     const uint32_t d = l + r, blocks = (keys + BLOCK - 1) / BLOCK;
@@ -461,7 +289,7 @@ static void check_mla(struct check *t, enum krn_cache_type cache, uint32_t heads
             vec->store(cache, kv + (size_t)(b * BLOCK + i) * d, store + ((size_t)table[b] * BLOCK + i) * d * elem, d);
     }
     for (uint32_t i = 0; i < n; i++) {
-        pos[i] = cores ? (int32_t)(keys - n + i) : (int32_t)(keys - 1 - i * (keys / (n + 1)));
+        pos[i] = (int32_t)(keys - 1 - i * (keys / (n + 1)));
         offset[i] = 0;
     }
     struct kcu_mla a = {.b = {.pos = device(t, pos, n * 4),
@@ -487,8 +315,7 @@ static void check_mla(struct check *t, enum krn_cache_type cache, uint32_t heads
                         .o_pitch = heads * V,
                         .q8 = device(t, NULL, n * krn_q8_row_bytes(heads * V)),
                         .q8_pitch = krn_q8_row_bytes(heads * V),
-                        .scratch = device(t, NULL, kcu_mla_scratch(n, heads, l, r, keys)),
-                        .many = cores};
+                        .scratch = device(t, NULL, kcu_mla_scratch(n, heads, l, r, keys))};
     if (t->rc != RS_OK || !good(t, kcu_mla(&t->l, &a), "attention"))
         return;
     const float *got = fetch(t, a.o, (size_t)n * heads * V * 4);
@@ -514,8 +341,8 @@ static void check_mla(struct check *t, enum krn_cache_type cache, uint32_t heads
             for (uint32_t v = 0; v < V; v++)
                 want[((size_t)i * heads + h) * V + v] = dot(vb.w + ((size_t)h * V + v) * l, mix, l);
         }
-    result(t, distance(got, want, (size_t)n * heads * V), cores ? 1e-3 : 1e-5, "attention%s %u+%u, %u heads, %u keys, %u rows, cache %d",
-           cores ? " on tensor cores" : "", l, r, heads, keys, n, (int)cache);
+    result(t, distance(got, want, (size_t)n * heads * V), 1e-5, "attention %u+%u, %u heads, %u keys, %u rows, cache %d", l, r,
+           heads, keys, n, (int)cache);
     release(t);
 }
 
@@ -535,10 +362,6 @@ enum rs_result cuda_selftest(int dev, void (*report)(void *arg, const struct cud
                 check_linear(&t, TYPES[i], true, n, 101, 768);
         }
     }
-    const uint32_t cores[] = {KRN_Q8_0, KRN_Q4_K, KRN_Q5_K, KRN_Q6_K};
-    for (int i = 0; i < 4; i++)
-        for (uint32_t n = 17; n < 400; n = n * 3 + 1)
-            check_linear(&t, cores[i], true, n, 101, 768);
     check_linear(&t, KRN_Q8_0, true, 1, 33, 96);
     check_linear(&t, KRN_Q8_0, true, 2, 33, 5120);
     for (int int8 = 0; int8 < 2; int8++) {
@@ -555,10 +378,10 @@ enum rs_result cuda_selftest(int dev, void (*report)(void *arg, const struct cud
     check_route(&t, 300, 6, 1, 1, false);
     check_topk(&t, 5000, 2048);
     check_topk(&t, 100, 16);
-    check_mla(&t, KRN_CACHE_F16, 5, 100, 3, 512, 64, false);
-    check_mla(&t, KRN_CACHE_F16, 3, 200, 130, 512, 64, true);
-    check_mla(&t, KRN_CACHE_F32, 4, 2500, 2, 512, 64, false);
-    check_mla(&t, KRN_CACHE_BF16, 3, 33, 1, 128, 32, false);
+    check_mla(&t, KRN_CACHE_F16, 5, 100, 3, 512, 64);
+    check_mla(&t, KRN_CACHE_F32, 4, 2500, 2, 512, 64);
+    check_mla(&t, KRN_CACHE_BF16, 3, 33, 1, 128, 32);
+    cuda_selftest_many(&t);
     release(&t);
     (void)cudaStreamDestroy(t.l.stream);
     return t.rc;

@@ -156,9 +156,11 @@ libengine_a_SOURCES += \
 	engine/cuda.c \
 	engine/cuda.h \
 	engine/cuda_backend.h \
+	engine/cuda_check.h \
 	engine/cuda_clock.c \
 	engine/cuda_exec.c \
 	engine/cuda_impl.c \
+	engine/cuda_lists.c \
 	engine/cuda_load.c \
 	engine/cuda_op.c \
 	engine/cuda_op.h \
@@ -167,5 +169,6 @@ libengine_a_SOURCES += \
 	engine/cuda_op_linear.c \
 	engine/cuda_op_moe.c \
 	engine/cuda_selftest.c \
-	engine/cuda_selftest.h
+	engine/cuda_selftest.h \
+	engine/cuda_selftest_many.c
 endif

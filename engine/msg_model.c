@@ -208,6 +208,7 @@ static enum rs_result msg_open(struct engine *e, struct msg *m, struct args *a, 
     args_u32(a, "batch_tokens", 1, 1u << 16, &cfg.batch_tokens);
     args_u32(a, "spec", 0, SPEC_MAX, &spec);
     parse_mode(a, &graph);
+    fast |= cfg.backend == BACKEND_CUDA; /* there a lone sequence is several times slower with kernels that do not care for its company */
     parse_numerics(a, &fast);
     args_bool(a, "graph_guard", &guard);
     args_object(a, "patches", &patches);

@@ -48,10 +48,13 @@ CUDA_SOURCES = \
 	kernels/cuda/clock.cu \
 	kernels/cuda/flash.cu \
 	kernels/cuda/gemm.cu \
+	kernels/cuda/heads.cu \
 	kernels/cuda/index.cu \
 	kernels/cuda/join.cu \
 	kernels/cuda/linear.cu \
+	kernels/cuda/mla_batch.cu \
 	kernels/cuda/moe.cu \
+	kernels/cuda/moe_gemm.cu \
 	kernels/cuda/router.cu \
 	kernels/cuda/rows.cu
 EXTRA_DIST += $(CUDA_SOURCES) \
@@ -59,7 +62,9 @@ EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/cuda.h \
 	kernels/cuda/dot.cuh \
 	kernels/cuda/flash.cuh \
-	kernels/cuda/formats.cuh
+	kernels/cuda/formats.cuh \
+	kernels/cuda/gemm.cuh \
+	kernels/cuda/tensor.cuh
 if HAVE_CUDA
 libkernels_a_LIBADD += $(CUDA_SOURCES:.cu=.o)
 endif

@@ -117,7 +117,8 @@ void rig_generation(struct rig *r)
 static enum rs_result run(struct rig *r, bool graph, struct rs_error *err)
 {
     const struct backend_step s = {
-        .prog = &r->prog, .choices = r->choices, .batch = &r->batch, .generation = r->generation, .graph = graph, .graph_guard = true};
+        .prog = &r->prog, .choices = r->choices, .batch = &r->batch, .generation = r->generation, .graph = graph, .graph_guard = true,
+        .fast = !r->cfg.invariant};
     return r->backend->ops->step(r->backend, &s, err);
 }
 

@@ -14,7 +14,7 @@ struct rig_config {
     uint32_t ranks, gpus, max_rows, max_keys;
     int only_rank; /* -1: all */
     enum krn_cache_type cache;
-    bool f32, bf16, unfused, no_pdl, nccl, no_stamps;
+    bool f32, bf16, unfused, no_pdl, nccl, no_stamps, invariant;
 };
 
 struct rig {

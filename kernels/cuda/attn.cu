@@ -4,7 +4,7 @@
 #include "kernels/cuda/dot.cuh"
 #include "kernels/cuda/flash.cuh"
 
-enum { TILE = 32, HEADS = 4, MAX_SPLITS = 64, MAX_L = 512, SLAB = 32 /* rows at a time: bounds the scratch */, MANY = 64 };
+enum { TILE = 32, HEADS = 4, MAX_SPLITS = 64, MAX_L = 512, SLAB = 32 /* rows at a time: bounds the scratch */ };
 
 /* ---- latent: norm of q_a, norm + rotation + store of the latent ---- */
 
@@ -212,7 +212,6 @@ extern "C" cudaError_t kcu_rope_q(const struct kcu_launch *l, const struct kcu_b
 struct parts {
     float *q, *o, *ml;
     uint32_t row0, splits;
-    bool joined; /* the mixtures are whole and normalised already */
 };
 
 static __host__ __device__ inline uint32_t split_length(uint32_t keys)
@@ -391,12 +390,9 @@ static __device__ __forceinline__ void join_splits(const struct kcu_mla &a, cons
                                                    float *mixed, P place)
 {
     const int32_t *sel;
-    const uint32_t keys = keys_of(a, row, &sel), len = split_length(keys), n = p.joined ? 1 : (keys + len - 1) / len;
+    const uint32_t keys = keys_of(a, row, &sel), len = split_length(keys), n = (keys + len - 1) / len;
     const size_t at = ((size_t)blockIdx.z * a.heads + h) * p.splits;
-    if (p.joined) {
-        if (threadIdx.x == 0)
-            weight[0] = 1;
-    } else if (threadIdx.x < 32) {
+    if (threadIdx.x < 32) {
         float m = -INFINITY, z = 0;
         for (uint32_t i = threadIdx.x; i < n; i += 32)
             m = fmaxf(m, p.ml[2 * (at + i)]);
@@ -476,8 +472,8 @@ static uint32_t splits_for(uint32_t max_keys)
 extern "C" size_t kcu_mla_scratch(uint32_t rows, uint32_t heads, uint32_t l, uint32_t r, uint32_t max_keys)
 {
     const size_t few = (size_t)(rows < SLAB ? rows : SLAB) * heads * (l + r + (size_t)splits_for(max_keys) * (l + 2)),
-                 many = rows < MANY ? 0 : (size_t)rows * heads * (2 * l + r);
-    return (few > many ? few : many) * sizeof(float);
+                 many = l + r == FLASH_D ? mla_batch_scratch(rows, heads, max_keys) : 0;
+    return few * sizeof(float) > many ? few * sizeof(float) : many;
 }
 
 template <int C> static cudaError_t split(const struct kcu_launch *l, const struct kcu_mla *a, const struct parts &p, uint32_t rows)
@@ -501,14 +497,9 @@ static cudaError_t slab(const struct kcu_launch *l, uint64_t *stamp, const struc
                            dim3(256), 0, 0, *a, p, lpr, stamp);
     if (e != cudaSuccess)
         return e;
-    if (p.joined) {
-        struct flash_args f = {a->b, p.q, a->cache, p.o, a->heads, a->scale};
-        e = flash_run(l, &f);
-    } else {
-        e = a->cache_type == KCU_CACHE_F32   ? split<KCU_CACHE_F32>(l, a, p, rows)
-            : a->cache_type == KCU_CACHE_F16 ? split<KCU_CACHE_F16>(l, a, p, rows)
-                                             : split<KCU_CACHE_BF16>(l, a, p, rows);
-    }
+    e = a->cache_type == KCU_CACHE_F32   ? split<KCU_CACHE_F32>(l, a, p, rows)
+        : a->cache_type == KCU_CACHE_F16 ? split<KCU_CACHE_F16>(l, a, p, rows)
+                                         : split<KCU_CACHE_BF16>(l, a, p, rows);
     if (e != cudaSuccess)
         return e;
     return launch(l, q8_0 ? output_kernel<KRN_Q8_0> : output_kernel<ANY_TYPE>, dim3((a->v + 31) / 32, a->heads, rows), dim3(256), 0, 0, *a,
@@ -521,14 +512,10 @@ extern "C" cudaError_t kcu_mla(const struct kcu_launch *l, const struct kcu_mla 
         return cudaSuccess;
     if (a->l > MAX_L || a->l % 2 != 0 || a->r % 2 != 0)
         return cudaErrorInvalidValue;
+    if (mla_batch_takes(a))
+        return mla_batch(l, a);
     struct parts p = {};
     p.splits = splits_for(a->b.max_keys);
-    if (a->many && a->b.n >= MANY && a->l == 512 && a->r == 64 && a->cache_type == KCU_CACHE_F16 &&
-        (a->sel == NULL || a->b.max_keys <= a->top_k)) {
-        p.splits = 1;
-        p.joined = true;
-        return slab(l, l->stamp, a, p, a->b.n);
-    }
     for (uint32_t row = 0; row < a->b.n; row += SLAB) {
         p.row0 = row;
         cudaError_t e = slab(l, row == 0 ? l->stamp : NULL, a, p, a->b.n - row < SLAB ? a->b.n - row : SLAB);

@@ -206,6 +206,10 @@ struct kcu_batch {
     uint32_t n;        /* rows */
     uint32_t max_keys; /* bound on pos + 1 in this launch */
     uint32_t block;    /* tokens per cache block */
+    /* Rows by sort, for attention of many rows; NULL: not known. lists: number and place in `tables` of the prompt tiles (pairs: first row, rows; of one
+     * sequence at neighbouring positions, at most kcu_mla_tile_rows()), number and place of the other rows. Bounds of both numbers beside it. */
+    const int32_t *lists;
+    uint32_t prompt_tiles, generated;
 };
 
 struct kcu_rope {
@@ -261,8 +265,13 @@ struct kcu_mla {
     uint8_t *q8;
     size_t q8_pitch;
     void *scratch;
-    bool many; /* rows are one sequence in order and f16 operands are good enough: tensor cores may be used */
+    bool many;  /* f16 operands are good enough: tensor cores may be used */
+    bool fixed; /* a row's result must not depend on what else is in the batch */
 };
+/* Is it one for tensor cores? They leave o alone, without its int8 form. */
+bool kcu_mla_on_cores(const struct kcu_mla *a);
+/* Rows of a prompt that attention takes at a time. */
+uint32_t kcu_mla_tile_rows(uint32_t heads);
 /* Enough for any launch of up to so many rows. */
 size_t kcu_mla_scratch(uint32_t rows, uint32_t heads, uint32_t l, uint32_t r, uint32_t max_keys);
 cudaError_t kcu_mla(const struct kcu_launch *l, const struct kcu_mla *a);

@@ -1,18 +1,78 @@
-/* Attention of many rows on tensor cores: between attn.cu and flash.cu. */
+/* Attention of many rows on tensor cores: between attn.cu, flash.cu and heads.cu. Operands are f16, sums f32. */
 #ifndef RANKSCOPE_KERNELS_CUDA_FLASH_CUH
 #define RANKSCOPE_KERNELS_CUDA_FLASH_CUH
 
+#include <cuda_fp16.h>
+
 #include "kernels/cuda/cuda.h"
 
-struct flash_args {
-    struct kcu_batch b; /* rows of one sequence at ascending positions */
-    const float *q;     /* [row][head][576] */
-    const uint8_t *cache;
-    float *out; /* [row][head][512] */
+enum { FLASH_D = 576, FLASH_L = 512, FLASH_KEYS = 64 /* keys of a tile */ };
+
+/* Products of every head's own small matrix with many rows: y[row][head] = scale * m[head] . x[row][head]. Sums run along K in one order, whatever the
+ * number of rows. Pitches in elements. */
+struct heads_gemm {
+    struct kcu_mat m; /* n_mats: heads; k a multiple of 32, rows even */
+    const void *x;
+    bool x_half; /* f16, else f32 */
+    size_t x_pitch, x_head;
+    void *y;
+    bool y_half;
+    size_t y_pitch, y_head;
+    float scale;
+    uint32_t n; /* rows */
+};
+
+/* The part of absorbed queries that the latents do not see, rotated first where rotate says so (and written back): y[row][head] = scale * x. */
+struct heads_pe {
+    struct kcu_batch b;
+    struct kcu_rope rope;
+    bool rotate;
+    float *q;
+    size_t q_pitch, q_head;
+    __half *y;
+    size_t y_pitch, y_head;
     uint32_t heads;
     float scale;
 };
+cudaError_t heads_run(const struct kcu_launch *l, const struct heads_gemm *g, const struct heads_pe *pe);
 
-cudaError_t flash_run(const struct kcu_launch *l, const struct flash_args *a);
+/* Absorbed queries (scaled, and by log2 e) against cached rows. Rows of a step are of two sorts, listed in b.lists. Prompt rows: tiles of neighbouring
+ * rows of one sequence, all keys in one go. Generated rows: one row a tile, keys cut into splits whose parts flash_join() adds up. */
+struct flash_args {
+    struct kcu_batch b;
+    const __half *q; /* [row][head][576] */
+    const uint8_t *cache;
+    __half *mix; /* [row][head][512]: normalised mixtures of latents */
+    float *part; /* [row][head][split][512], and behind all of them [row][head][split][2]: maximum, sum. Rows from row0 on */
+    uint32_t heads, splits;
+    uint32_t split_keys; /* keys of a split, a multiple of FLASH_KEYS; 0: by flash_split_length() of the row's own keys */
+    const int32_t *sel;  /* as in kcu_mla; then every row is a tile of its own */
+    size_t sel_pitch;
+    uint32_t top_k;
+    uint32_t row0, rows; /* generated rows: entries of the list; with sel: rows */
+};
+
+/* Rows of a prompt that share a tile. */
+static inline uint32_t flash_rows(uint32_t heads)
+{
+    return heads >= 64 ? 1 : 64 / heads;
+}
+
+/* Keys of a split where the batch must not matter: 512, or more, so that there are at most 16 splits. */
+static __host__ __device__ inline uint32_t flash_split_length(uint32_t keys)
+{
+    uint32_t n = 512;
+    while (keys > n * 16)
+        n *= 2;
+    return n;
+}
+
+cudaError_t flash_prompt(const struct kcu_launch *l, const struct flash_args *a, uint32_t tiles);
+cudaError_t flash_generated(const struct kcu_launch *l, const struct flash_args *a);
+
+/* All of kcu_mla() this way. takes(): the shapes, types and options that it serves. */
+bool mla_batch_takes(const struct kcu_mla *a);
+size_t mla_batch_scratch(uint32_t rows, uint32_t heads, uint32_t max_keys);
+cudaError_t mla_batch(const struct kcu_launch *l, const struct kcu_mla *a);
 
 #endif

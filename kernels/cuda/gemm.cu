@@ -1,60 +1,336 @@
-/* Many rows at once: int8 tensor cores with the formats' own scales. A block makes 64 weight rows x 128 rows of activations in steps of 128 along
- * K; codes are unpacked into shared memory once per step and serve all 128. Integer products of one scale group are exact, and a * d * product
- * (- b * s) is added in f32 in the order of K: the same terms as the kernels for few rows, in another order. */
+/* Many rows at once: int8 tensor cores with the formats' own scales. A block makes 128 weight rows x up to 128 rows of activations, a warp 16 weight
+ * rows of that. Weights travel as they lie in memory, asynchronously and several steps ahead, into shared memory; every warp unpacks its own rows
+ * from there straight into operands. Integer products of one scale group are exact, and a * d * product (- b * s) is added in f32 in the order of K:
+ * an element of the result has the same bits whatever the number of rows and however they are cut into tiles. */
 #include "kernels/cuda/formats.cuh"
+#include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/tensor.cuh"
 
-enum { BM = 64, BN = 128, BK = 128, THREADS = 256, PAD = 16, STRIDE = BK + PAD };
+enum { BM = 128, THREADS = 256, MAX_SMEM = 227 * 512 - 1024 /* two blocks per multiprocessor */ };
 
-struct gemm {
-    struct kcu_mat m;
-    const uint8_t *q8;
-    size_t q8_pitch;
-    float *y; /* output of activation row i, weight row r: y[i * y_pitch + r] */
-    size_t y_pitch;
-    uint32_t n;
-    bool accumulate;
-    const int32_t *tiles; /* grouped: [0] number of tiles; then per tile matrix, first entry, entries */
-    const int32_t *from;  /* grouped: entry -> activation row */
-    const int32_t *to;    /* grouped: entry -> output row */
+static __device__ __forceinline__ uint32_t word(const uint8_t *p)
+{
+    return *(const uint32_t *)p;
+}
+
+/* How a format's rows are cut into steps of K: a row of a step takes STRIDE bytes of shared memory (an odd multiple of 16, so that eight rows meet no
+ * bank twice), brought by PIECES copies. A unit of UNIT weights has groups of 32 weights or two of 16 (SPLIT). load() reads what a lane needs of a unit for
+ * its two rows; codes() makes group g's operand: words j and j + 4 of both rows. */
+template <int T> struct steps;
+
+template <> struct steps<KRN_Q8_0> {
+    enum { BK = 64, STRIDE = 80, PIECES = 5, UNIT = 32, SPLIT = 0, MIN = 0 };
+    struct unit {
+        uint32_t w[4];
+        float a[2][1], b[2][1];
+    };
+    static __device__ __forceinline__ void fetch(uint8_t *to, const uint8_t *row, uint32_t k, uint32_t k0, uint32_t piece)
+    {
+        if (piece < 4)
+            copy_async<16>(to + 16 * piece, row + k0 + 16 * piece);
+        else
+            copy_async<4>(to + 64, row + k + k0 / 16);
+    }
+    static __device__ __forceinline__ void load(const uint8_t *r0, const uint8_t *r1, uint32_t, uint32_t u, uint32_t j, unit &x)
+    {
+        x.w[0] = word(r0 + 32 * u + 4 * j), x.w[1] = word(r1 + 32 * u + 4 * j);
+        x.w[2] = word(r0 + 32 * u + 4 * j + 16), x.w[3] = word(r1 + 32 * u + 4 * j + 16);
+        x.a[0][0] = half_of(*(const uint16_t *)(r0 + 64 + 2 * u));
+        x.a[1][0] = half_of(*(const uint16_t *)(r1 + 64 + 2 * u));
+    }
+    static __device__ __forceinline__ void codes(const unit &x, int, uint32_t a[4])
+    {
+        for (int i = 0; i < 4; i++)
+            a[i] = x.w[i];
+    }
 };
 
-struct shared {
-    uint8_t a[BM][STRIDE], b[BN][STRIDE];
-    float2 as[BM][8]; /* per scale group of this step: a, b */
-    float2 bs[BN][4]; /* per 32 values: d, s */
+template <> struct steps<KRN_Q4_K> {
+    enum { BK = 128, STRIDE = 80, PIECES = 5, UNIT = 64, SPLIT = 0, MIN = 1 };
+    struct unit {
+        uint32_t w[4];
+        float a[2][2], b[2][2];
+    };
+    static __device__ __forceinline__ void fetch(uint8_t *to, const uint8_t *row, uint32_t, uint32_t k0, uint32_t piece)
+    {
+        const uint8_t *p = row + (size_t)(k0 / 256) * 144; /* header, then the half of the codes that this step is about */
+        copy_async<16>(to + 16 * piece, piece == 0 ? p : p + (k0 & 128) / 2 + 16 * piece);
+    }
+    static __device__ __forceinline__ void load(const uint8_t *r0, const uint8_t *r1, uint32_t k0, uint32_t u, uint32_t j, unit &x)
+    {
+        const uint32_t at = 16 + 32 * u + 4 * j, c = (k0 & 128) / 64 + u;
+        x.w[0] = word(r0 + at), x.w[1] = word(r1 + at), x.w[2] = word(r0 + at + 16), x.w[3] = word(r1 + at + 16);
+        k_scales(*(const uint4 *)r0, c, x.a[0], x.b[0]);
+        k_scales(*(const uint4 *)r1, c, x.a[1], x.b[1]);
+    }
+    static __device__ __forceinline__ void codes(const unit &x, int g, uint32_t a[4])
+    {
+        for (int i = 0; i < 4; i++)
+            a[i] = x.w[i] >> 4 * g & LOW4;
+    }
 };
 
-static __device__ __forceinline__ void ldmatrix4(uint32_t r[4], const void *p)
+template <> struct steps<KRN_Q5_K> {
+    enum { BK = 128, STRIDE = 112, PIECES = 7, UNIT = 64, SPLIT = 0, MIN = 1 };
+    struct unit {
+        uint32_t w[4], h[4];
+        float a[2][2], b[2][2];
+    };
+    static __device__ __forceinline__ void fetch(uint8_t *to, const uint8_t *row, uint32_t, uint32_t k0, uint32_t piece)
+    {
+        const uint8_t *p = row + (size_t)(k0 / 256) * 176;
+        copy_async<16>(to + 16 * piece, piece < 3 ? p + 16 * piece : p + (k0 & 128) / 2 + 16 * piece);
+    }
+    static __device__ __forceinline__ void load(const uint8_t *r0, const uint8_t *r1, uint32_t k0, uint32_t u, uint32_t j, unit &x)
+    {
+        const uint32_t at = 48 + 32 * u + 4 * j, hi = 16 + 4 * j, c = (k0 & 128) / 64 + u;
+        x.w[0] = word(r0 + at), x.w[1] = word(r1 + at), x.w[2] = word(r0 + at + 16), x.w[3] = word(r1 + at + 16);
+        x.h[0] = word(r0 + hi) >> 2 * c, x.h[1] = word(r1 + hi) >> 2 * c, x.h[2] = word(r0 + hi + 16) >> 2 * c,
+        x.h[3] = word(r1 + hi + 16) >> 2 * c;
+        k_scales(*(const uint4 *)r0, c, x.a[0], x.b[0]);
+        k_scales(*(const uint4 *)r1, c, x.a[1], x.b[1]);
+    }
+    static __device__ __forceinline__ void codes(const unit &x, int g, uint32_t a[4])
+    {
+        for (int i = 0; i < 4; i++)
+            a[i] = (x.w[i] >> 4 * g & LOW4) | (x.h[i] >> g & 0x01010101u) << 4;
+    }
+};
+
+template <> struct steps<KRN_Q6_K> { /* planes: nibbles, upper two bits, scales, d */
+    enum { BK = 128, STRIDE = 112, PIECES = 8, UNIT = 32, SPLIT = 1, MIN = 0 };
+    struct unit {
+        uint32_t n[2], h[4];
+        float a[2][2], b[2][2];
+    };
+    static __device__ __forceinline__ void fetch(uint8_t *to, const uint8_t *row, uint32_t k, uint32_t k0, uint32_t piece)
+    {
+        const uint8_t *scales = row + k / 2 + k / 4;
+        if (piece < 4)
+            copy_async<16>(to + 16 * piece, row + k0 / 2 + 16 * piece);
+        else if (piece < 6)
+            copy_async<16>(to + 16 * piece, row + k / 2 + k0 / 4 + 16 * (piece - 4));
+        else if (piece == 6)
+            copy_async<8>(to + 96, scales + k0 / 16);
+        else /* the word that d lies in */
+            copy_async<4>(to + 104, scales + k / 16 + k0 / 512 * 4);
+    }
+    static __device__ __forceinline__ void row(const uint8_t *r, uint32_t k0, uint32_t u, uint32_t j, uint32_t i, unit &x)
+    {
+        const uint32_t s = *(const uint16_t *)(r + 96 + 2 * u);
+        const float d = half_of(word(r + 104) >> (k0 & 256) / 16 & 0xffff);
+        x.n[i] = word(r + 16 * u + 4 * j);
+        x.h[i] = word(r + 64 + 8 * u + 4 * (j & 1)) >> 2 * (j >> 1); /* words j and j + 4 */
+        x.a[i][0] = d * (float)(int8_t)(s & 255);
+        x.a[i][1] = d * (float)(int8_t)(s >> 8);
+    }
+    static __device__ __forceinline__ void load(const uint8_t *r0, const uint8_t *r1, uint32_t k0, uint32_t u, uint32_t j, unit &x)
+    {
+        row(r0, k0, u, j, 0, x);
+        row(r1, k0, u, j, 1, x);
+    }
+    static __device__ __forceinline__ void codes(const unit &x, int, uint32_t a[4])
+    {
+        for (int i = 0; i < 2; i++) {
+            const uint32_t low = (x.n[i] & LOW4) | (x.h[i] & 0x03030303u) << 4, high = (x.n[i] >> 4 & LOW4) | (x.h[i] >> 4 & 0x03030303u) << 4;
+            a[i] = ((low | 0x80808080u) - 0x20202020u) ^ 0x80808080u; /* every byte less 32 */
+            a[2 + i] = ((high | 0x80808080u) - 0x20202020u) ^ 0x80808080u;
+        }
+    }
+};
+
+/* Shared memory of a step: weights, then codes of the activations, then their (d, s) by group of 32 and row. */
+template <int T, int TILE> struct stage {
+    typedef steps<T> S;
+    enum {
+        B_STRIDE = S::BK + 16,
+        A_BYTES = BM * S::STRIDE,
+        B_BYTES = TILE * B_STRIDE,
+        D_BYTES = TILE * (S::BK / 32) * 8,
+        BYTES = A_BYTES + B_BYTES + D_BYTES,
+        FIT = (TILE == GEMM_LARGE ? (int)MAX_SMEM : 227 * 1024 / 3 - 1024) / BYTES,
+        N = FIT > 6 ? 6 : FIT
+    };
+    static_assert(N >= 2, "room for a step in use and one on its way");
+};
+
+/* Sums start at the bits of 1.5 * 2^23, so that bits of the result, read as a float, are that plus the product: no conversion. Products of 32 codes are
+ * far below 2^22. */
+static const int MAGIC = 0x4b400000;
+
+static __device__ __forceinline__ void mma32(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
-    const uint32_t s = (uint32_t)__cvta_generic_to_shared(p);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(s));
+    int i[4];
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=r"(i[0]), "=r"(i[1]), "=r"(i[2]), "=r"(i[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(MAGIC));
+    for (int j = 0; j < 4; j++)
+        c[j] = __int_as_float(i[j]) - 12582912.0f;
 }
 
-static __device__ __forceinline__ void mma32(int c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+static __device__ __forceinline__ void mma16(float c[4], uint32_t a0, uint32_t a1, uint32_t b0)
 {
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
-                 : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
+    int i[4];
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+        : "=r"(i[0]), "=r"(i[1]), "=r"(i[2]), "=r"(i[3])
+        : "r"(a0), "r"(a1), "r"(b0), "r"(MAGIC));
+    for (int j = 0; j < 4; j++)
+        c[j] = __int_as_float(i[j]) - 12582912.0f;
 }
 
-static __device__ __forceinline__ void mma16(int c[4], uint32_t a0, uint32_t a1, uint32_t b0)
+/* One group of 32 of K for eight rows of activations. d: (d, s) of this lane's two. */
+template <class S>
+static __device__ __forceinline__ void group32(const typename S::unit &x, int g, const uint32_t a[4], uint32_t b0, uint32_t b1, const float4 &d,
+                                               float o[4])
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
-                 : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-                 : "r"(a0), "r"(a1), "r"(b0), "r"(0));
+    float c[4];
+    if (S::SPLIT) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            mma16(c, a[2 * h], a[2 * h + 1], h ? b1 : b0);
+            o[0] = fmaf(x.a[0][h] * d.x, c[0], o[0]);
+            o[1] = fmaf(x.a[0][h] * d.z, c[1], o[1]);
+            o[2] = fmaf(x.a[1][h] * d.x, c[2], o[2]);
+            o[3] = fmaf(x.a[1][h] * d.z, c[3], o[3]);
+        }
+        return;
+    }
+    mma32(c, a, b0, b1);
+    o[0] = fmaf(x.a[0][g] * d.x, c[0], o[0]);
+    o[1] = fmaf(x.a[0][g] * d.z, c[1], o[1]);
+    o[2] = fmaf(x.a[1][g] * d.x, c[2], o[2]);
+    o[3] = fmaf(x.a[1][g] * d.z, c[3], o[3]);
+    if (S::MIN) {
+        o[0] = fmaf(-x.b[0][g], d.y, o[0]);
+        o[1] = fmaf(-x.b[0][g], d.w, o[1]);
+        o[2] = fmaf(-x.b[1][g], d.y, o[2]);
+        o[3] = fmaf(-x.b[1][g], d.w, o[3]);
+    }
 }
 
-template <int T> static __global__ void __launch_bounds__(THREADS, 2) gemm_kernel(const __grid_constant__ gemm g, uint64_t *at)
+/* What a block is about. */
+struct place {
+    const uint8_t *w;
+    uint32_t row0, count;
+    const int32_t *in_row, *out_row; /* shared memory */
+};
+
+template <int T> static __device__ __forceinline__ void fetch_weights(const gemm &g, const place &p, uint32_t k0, uint8_t *to)
 {
-    typedef fmt<T> F;
-    extern __shared__ __align__(16) uint8_t raw_shared[];
-    shared &s = *(shared *)raw_shared;
-    __shared__ int32_t in_row[BN], out_row[BN];
-    enum { UNITS = BK / F::W, A_WORK = BM * UNITS, GROUPS = BK / (F::W / F::NS), B_WORK = BN * (BK / 16) };
+    typedef steps<T> S;
+    enum { WORK = BM * S::PIECES };
+#pragma unroll
+    for (int i = 0; i < (WORK + THREADS - 1) / THREADS; i++) {
+        const uint32_t j = threadIdx.x + i * THREADS, r = j / S::PIECES, row = p.row0 + r;
+        if (WORK % THREADS == 0 || j < WORK)
+            S::fetch(to + r * S::STRIDE, p.w + (size_t)(row < g.m.rows ? row : g.m.rows - 1) * g.m.pitch, g.m.k, k0, j % S::PIECES);
+    }
+}
+
+/* P pairs of eight rows of activations. */
+template <int T, int TILE, int P>
+static __device__ __forceinline__ void fetch_rows(const gemm &g, const place &p, uint32_t k0, uint8_t *to)
+{
+    typedef steps<T> S;
+    typedef stage<T, TILE> G;
+    enum { PER = S::BK / 16, WORK = 16 * P * PER, SCALES = 16 * P * (S::BK / 32) };
+    const size_t off = q8_offset(g.m.k);
+#pragma unroll
+    for (int i = 0; i < (WORK + THREADS - 1) / THREADS; i++) {
+        const uint32_t j = threadIdx.x + i * THREADS, t = j / PER, c = j % PER;
+        if (WORK % THREADS == 0 || j < WORK)
+            copy_async<16>(to + G::A_BYTES + t * G::B_STRIDE + 16 * c, g.q8 + (size_t)p.in_row[t] * g.q8_pitch + k0 + 16 * c);
+    }
+#pragma unroll
+    for (int i = 0; i < (SCALES + THREADS - 1) / THREADS; i++) {
+        const uint32_t j = threadIdx.x + i * THREADS, t = j / (S::BK / 32), c = j % (S::BK / 32);
+        if (SCALES % THREADS == 0 || j < SCALES)
+            copy_async<8>(to + G::A_BYTES + G::B_BYTES + (c * TILE + t) * 8,
+                          g.q8 + (size_t)p.in_row[t] * g.q8_pitch + off + ((size_t)k0 / 32 + c) * 16);
+    }
+}
+
+template <int T, int TILE, int P>
+static __device__ __forceinline__ void multiply(const gemm &g, const place &p, uint8_t *smem, uint32_t k0, float acc[2 * P][4])
+{
+    typedef steps<T> S;
+    typedef stage<T, TILE> G;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, j = lane % 4;
+    const uint8_t *r0 = smem + (warp * 16 + lane / 4) * S::STRIDE, *r1 = r0 + 8 * S::STRIDE;
+    const uint8_t *b0 = smem + G::A_BYTES + ((lane / 16) * 8 + lane % 8) * G::B_STRIDE + 16 * (lane / 8 % 2);
+    const uint8_t *d0 = smem + G::A_BYTES + G::B_BYTES + 16 * j;
+    enum { UNROLL = S::UNIT == 32 && !S::SPLIT ? S::BK / S::UNIT : 1 }; /* more would cost registers */
+#pragma unroll UNROLL
+    for (int u = 0; u < S::BK / S::UNIT; u++) {
+        typename S::unit x;
+        S::load(r0, r1, k0, u, j, x);
+#pragma unroll
+        for (int h = 0; h < S::UNIT / 32; h++) {
+            const int kk = u * (S::UNIT / 32) + h;
+            uint32_t a[4];
+            S::codes(x, h, a);
+#pragma unroll
+            for (int n = 0; n < P; n++) {
+                uint32_t b[4]; /* two tiles of eight rows */
+                ldmatrix4(b, b0 + n * 16 * G::B_STRIDE + 32 * kk);
+                const float4 da = *(const float4 *)(d0 + (kk * TILE + n * 16) * 8), db = *(const float4 *)(d0 + (kk * TILE + n * 16 + 8) * 8);
+                group32<S>(x, h, a, b[0], b[1], da, acc[2 * n]);
+                group32<S>(x, h, a, b[2], b[3], db, acc[2 * n + 1]);
+            }
+        }
+    }
+}
+
+template <int T, int TILE, int P> static __device__ __forceinline__ void block(const gemm &g, const place &p, uint8_t *smem)
+{
+    typedef steps<T> S;
+    typedef stage<T, TILE> G;
+    const uint32_t n = g.m.k / S::BK;
+    float acc[2 * P][4] = {};
+#pragma unroll
+    for (uint32_t s = 0; s < G::N - 1; s++) {
+        if (s < n) {
+            fetch_weights<T>(g, p, s * S::BK, smem + s * G::BYTES);
+            fetch_rows<T, TILE, P>(g, p, s * S::BK, smem + s * G::BYTES);
+        }
+        copies_commit();
+    }
+    uint32_t use = 0, fill = G::N - 1;
+    for (uint32_t i = 0; i < n; i++) {
+        copies_wait<G::N - 2>();
+        __syncthreads(); /* step i is there for all, and step i - 1 has been used by all */
+        if (i + G::N - 1 < n) {
+            fetch_weights<T>(g, p, (i + G::N - 1) * S::BK, smem + fill * G::BYTES);
+            fetch_rows<T, TILE, P>(g, p, (i + G::N - 1) * S::BK, smem + fill * G::BYTES);
+        }
+        copies_commit();
+        multiply<T, TILE, P>(g, p, smem + use * G::BYTES, i * S::BK, acc);
+        use = use + 1 == G::N ? 0 : use + 1;
+        fill = fill + 1 == G::N ? 0 : fill + 1;
+    }
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = p.row0 + warp * 16 + lane / 4;
+#pragma unroll
+    for (int t = 0; t < 2 * P; t++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t col = t * 8 + lane % 4 * 2 + i % 2, r = row + i / 2 * 8;
+            if (col < p.count && r < g.m.rows) {
+                float *y = g.y + (size_t)p.out_row[col] * g.y_pitch + r;
+                *y = g.accumulate ? *y + acc[t][i] : acc[t][i];
+            }
+        }
+}
+
+template <int T, int TILE>
+static __global__ void __launch_bounds__(THREADS, TILE == GEMM_LARGE ? 2 : 3)
+    gemm_kernel(const __grid_constant__ gemm g, uint32_t per, uint64_t *at)
+{
+    extern __shared__ __align__(16) uint8_t smem[];
+    __shared__ int32_t in_row[TILE], out_row[TILE];
     pdl_release();
     pdl_wait();
     stamp(at);
-    uint32_t mat = 0, first = blockIdx.y * BN, count = g.n - first < BN ? g.n - first : BN;
+    uint32_t mat = 0, first = blockIdx.y * per, count = g.n - first < per ? g.n - first : per;
     if (g.tiles != nullptr) {
         if ((int32_t)blockIdx.y >= g.tiles[0])
             return;
@@ -62,143 +338,70 @@ template <int T> static __global__ void __launch_bounds__(THREADS, 2) gemm_kerne
         first = (uint32_t)g.tiles[2 + 3 * blockIdx.y];
         count = (uint32_t)g.tiles[3 + 3 * blockIdx.y];
     }
-    for (uint32_t i = threadIdx.x; i < BN; i += THREADS) { /* rows past the end repeat the last: computed, never stored */
+    for (uint32_t i = threadIdx.x; i < TILE; i += THREADS) { /* rows past the end repeat the last: computed, never stored */
         const uint32_t e = first + (i < count ? i : count - 1);
         in_row[i] = g.from != nullptr ? g.from[e] : (int32_t)e;
         out_row[i] = g.to != nullptr ? g.to[e] : (int32_t)e;
     }
     __syncthreads();
-    const uint32_t k = g.m.k, row0 = blockIdx.x * BM, warp = threadIdx.x / 32, lane = threadIdx.x % 32, wm = warp % 4 * 16,
-                   wn = warp / 4 * 64;
-    const uint8_t *w = g.m.w + mat * g.m.mat_pitch;
-    const size_t off = q8_offset(k);
-    float acc[8][4] = {};
-    for (uint32_t k0 = 0; k0 < k; k0 += BK) {
-        uint4 piece[B_WORK / THREADS];
-#pragma unroll
-        for (int i = 0; i < B_WORK / THREADS; i++) {
-            const uint32_t j = threadIdx.x + i * THREADS, t = j / (BK / 16), p = j % (BK / 16);
-            piece[i] = *(const uint4 *)(g.q8 + (size_t)in_row[t] * g.q8_pitch + k0 + 16 * p);
-        }
-        float2 scale[BN * 4 / THREADS];
-#pragma unroll
-        for (int i = 0; i < BN * 4 / THREADS; i++) {
-            const uint32_t j = threadIdx.x + i * THREADS;
-            scale[i] = *(const float2 *)(g.q8 + (size_t)in_row[j / 4] * g.q8_pitch + off + ((size_t)k0 / 32 + j % 4) * 16);
-        }
-        typename F::raw r[(A_WORK + THREADS - 1) / THREADS];
-#pragma unroll
-        for (int i = 0; i < (A_WORK + THREADS - 1) / THREADS; i++) {
-            const uint32_t j = threadIdx.x + i * THREADS, row = row0 + j / UNITS;
-            if (j < A_WORK)
-                F::fetch(w + (size_t)(row < g.m.rows ? row : g.m.rows - 1) * g.m.pitch, k, k0 / F::W + j % UNITS, r[i]);
-        }
-        __syncthreads(); /* the previous step has been used */
-#pragma unroll
-        for (int i = 0; i < B_WORK / THREADS; i++) {
-            const uint32_t j = threadIdx.x + i * THREADS;
-            *(uint4 *)(s.b[j / (BK / 16)] + 16 * (j % (BK / 16))) = piece[i];
-        }
-#pragma unroll
-        for (int i = 0; i < BN * 4 / THREADS; i++) {
-            const uint32_t j = threadIdx.x + i * THREADS;
-            s.bs[j / 4][j % 4] = scale[i];
-        }
-#pragma unroll
-        for (int i = 0; i < (A_WORK + THREADS - 1) / THREADS; i++) {
-            const uint32_t j = threadIdx.x + i * THREADS, row = j / UNITS, u = j % UNITS;
-            if (j >= A_WORK)
-                continue;
-            int q[F::W / 4];
-            float a[F::NS], b[F::NS];
-            F::unpack(r[i], k0 / F::W + u, q, a, b);
-#pragma unroll
-            for (int c = 0; c < F::W / 16; c++) {
-                uint4 v = make_uint4((uint32_t)q[4 * c], (uint32_t)q[4 * c + 1], (uint32_t)q[4 * c + 2], (uint32_t)q[4 * c + 3]);
-                if (F::ZERO != 0) {
-                    const uint32_t z = F::ZERO * 0x01010101u;
-                    v = make_uint4(__vsub4(v.x, z), __vsub4(v.y, z), __vsub4(v.z, z), __vsub4(v.w, z));
-                }
-                *(uint4 *)(s.a[row] + u * F::W + 16 * c) = v;
-            }
-#pragma unroll
-            for (int c = 0; c < F::NS; c++)
-                s.as[row][u * F::NS + c] = make_float2(a[c], F::MIN ? b[c] : 0);
-        }
-        __syncthreads();
-#pragma unroll
-        for (int kk = 0; kk < BK / 32; kk++) {
-            uint32_t a[4];
-            ldmatrix4(a, s.a[wm + lane % 16] + 32 * kk + 16 * (lane / 16));
-#pragma unroll
-            for (int nt = 0; nt < 8; nt += 2) {
-                uint32_t b[4]; /* two tiles of eight columns */
-                ldmatrix4(b, s.b[wn + nt * 8 + (lane / 16) * 8 + lane % 8] + 32 * kk + 16 * (lane / 8 % 2));
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const uint32_t col = wn + (nt + h) * 8 + lane % 4 * 2;
-                    const float2 d0 = s.bs[col][kk], d1 = s.bs[col + 1][kk];
-                    float *o = acc[nt + h];
-                    int c[4];
-                    if (F::W / F::NS == 32) {
-                        const float2 s0 = s.as[wm + lane / 4][kk], s1 = s.as[wm + lane / 4 + 8][kk];
-                        mma32(c, a, b[2 * h], b[2 * h + 1]);
-                        o[0] = fmaf(s0.x * d0.x, (float)c[0], o[0]);
-                        o[1] = fmaf(s0.x * d1.x, (float)c[1], o[1]);
-                        o[2] = fmaf(s1.x * d0.x, (float)c[2], o[2]);
-                        o[3] = fmaf(s1.x * d1.x, (float)c[3], o[3]);
-                        if (F::MIN) {
-                            o[0] = fmaf(-s0.y, d0.y, o[0]);
-                            o[1] = fmaf(-s0.y, d1.y, o[1]);
-                            o[2] = fmaf(-s1.y, d0.y, o[2]);
-                            o[3] = fmaf(-s1.y, d1.y, o[3]);
-                        }
-                    } else {
-#pragma unroll
-                        for (int half = 0; half < 2; half++) {
-                            const float2 s0 = s.as[wm + lane / 4][(2 * kk + half) % GROUPS],
-                                         s1 = s.as[wm + lane / 4 + 8][(2 * kk + half) % GROUPS];
-                            mma16(c, a[2 * half], a[2 * half + 1], b[2 * h + half]);
-                            o[0] = fmaf(s0.x * d0.x, (float)c[0], o[0]);
-                            o[1] = fmaf(s0.x * d1.x, (float)c[1], o[1]);
-                            o[2] = fmaf(s1.x * d0.x, (float)c[2], o[2]);
-                            o[3] = fmaf(s1.x * d1.x, (float)c[3], o[3]);
-                        }
-                    }
-                }
-            }
-        }
+    const place p = {g.m.w + mat * g.m.mat_pitch, blockIdx.x * BM, count, in_row, out_row};
+    if (count <= 16)
+        block<T, TILE, 1>(g, p, smem);
+    else if (count <= 32)
+        block<T, TILE, 2>(g, p, smem);
+    else if constexpr (TILE > 32) {
+        if (count <= 64)
+            block<T, TILE, 4>(g, p, smem);
+        else if (count <= 96)
+            block<T, TILE, 6>(g, p, smem);
+        else
+            block<T, TILE, 8>(g, p, smem);
     }
-#pragma unroll
-    for (int nt = 0; nt < 8; nt++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint32_t col = wn + nt * 8 + lane % 4 * 2 + i % 2, row = row0 + wm + lane / 4 + i / 2 * 8;
-            if (col < count && row < g.m.rows) {
-                float *y = g.y + (size_t)out_row[col] * g.y_pitch + row;
-                *y = g.accumulate ? *y + acc[nt][i] : acc[nt][i];
-            }
-        }
 }
 
-static cudaError_t run(const struct kcu_launch *l, const gemm &g, uint32_t tiles)
+template <int T, int TILE> static cudaError_t start(const struct kcu_launch *l, const gemm &g, dim3 grid, uint32_t per)
 {
-    const dim3 grid((g.m.rows + BM - 1) / BM, tiles);
-    void (*kernel)(const gemm, uint64_t *) = NULL;
-    static_assert(sizeof(shared) <= 48 * 1024, "fits without asking");
+    typedef stage<T, TILE> G;
+    cudaError_t e = cudaFuncSetAttribute(gemm_kernel<T, TILE>, cudaFuncAttributeMaxDynamicSharedMemorySize, G::N * G::BYTES);
+    return e != cudaSuccess ? e : launch(l, gemm_kernel<T, TILE>, grid, dim3(THREADS), G::N * G::BYTES, 0, g, per, l->stamp);
+}
+
+template <int TILE> static cudaError_t start_type(const struct kcu_launch *l, const gemm &g, dim3 grid, uint32_t per)
+{
     switch (g.m.type) {
-    case KRN_Q8_0: kernel = gemm_kernel<KRN_Q8_0>; break;
-    case KRN_Q4_K: kernel = gemm_kernel<KRN_Q4_K>; break;
-    case KRN_Q5_K: kernel = gemm_kernel<KRN_Q5_K>; break;
-    case KRN_Q6_K: kernel = gemm_kernel<KRN_Q6_K>; break;
+    case KRN_Q8_0: return start<KRN_Q8_0, TILE>(l, g, grid, per);
+    case KRN_Q4_K: return start<KRN_Q4_K, TILE>(l, g, grid, per);
+    case KRN_Q5_K: return start<KRN_Q5_K, TILE>(l, g, grid, per);
+    case KRN_Q6_K: return start<KRN_Q6_K, TILE>(l, g, grid, per);
     default: return cudaErrorInvalidValue;
     }
-    return launch(l, kernel, grid, dim3(THREADS), sizeof(shared), 0, g, l->stamp);
+}
+
+cudaError_t gemm_run(const struct kcu_launch *l, const struct gemm *g, uint32_t tile, uint32_t per, uint32_t tiles)
+{
+    const dim3 grid((g->m.rows + BM - 1) / BM, tiles);
+    return tile == GEMM_LARGE ? start_type<GEMM_LARGE>(l, *g, grid, per) : start_type<GEMM_SMALL>(l, *g, grid, per);
+}
+
+/* The largest tile that leaves every multiprocessor a block, 16 at least. */
+static uint32_t rows_per_block(uint32_t n, uint32_t weight_rows)
+{
+    const uint32_t across = (weight_rows + BM - 1) / BM;
+    uint32_t per = GEMM_LARGE;
+    while (per > 16 && (n <= per / 2 || across * ((n + per - 1) / per) < 128))
+        per /= 2;
+    return per;
+}
+
+uint32_t gemm_tile(uint32_t n, uint32_t weight_rows)
+{
+    return rows_per_block(n, weight_rows) <= GEMM_SMALL ? GEMM_SMALL : GEMM_LARGE;
 }
 
 extern "C" bool kcu_gemm_takes(const struct kcu_mat *m)
 {
-    return m->w != NULL && m->k % BK == 0 && (m->type == KRN_Q8_0 || m->type == KRN_Q4_K || m->type == KRN_Q5_K || m->type == KRN_Q6_K);
+    return m->w != NULL && m->k % (m->type == KRN_Q8_0 ? 64 : 256) == 0 &&
+           (m->type == KRN_Q8_0 || m->type == KRN_Q4_K || m->type == KRN_Q5_K || m->type == KRN_Q6_K);
 }
 
 extern "C" cudaError_t kcu_gemm(const struct kcu_launch *l, const struct kcu_linear *a)
@@ -207,164 +410,18 @@ extern "C" cudaError_t kcu_gemm(const struct kcu_launch *l, const struct kcu_lin
     for (uint32_t i = 0; i < a->n_mats && a->n != 0; i++) {
         if (a->m[i].w == NULL)
             continue;
-        gemm g = {};
-        g.m = a->m[i];
-        g.q8 = a->in.q8;
-        g.q8_pitch = a->in.q8_pitch;
-        g.y = a->y + a->col[i];
-        g.y_pitch = a->y_pitch;
-        g.n = a->n;
-        g.accumulate = a->accumulate;
-        cudaError_t e = run(&next, g, (a->n + BN - 1) / BN);
+        const uint32_t per = rows_per_block(a->n, a->m[i].rows);
+        const gemm g = {.m = a->m[i],
+                        .q8 = a->in.q8,
+                        .q8_pitch = a->in.q8_pitch,
+                        .y = a->y + a->col[i],
+                        .y_pitch = a->y_pitch,
+                        .n = a->n,
+                        .accumulate = a->accumulate};
+        cudaError_t e = gemm_run(&next, &g, gemm_tile(a->n, a->m[i].rows), per, (a->n + per - 1) / per);
         if (e != cudaSuccess)
             return e;
         next.stamp = NULL;
     }
     return cudaSuccess;
-}
-
-/* ---- experts ---- */
-
-/* Pairs grouped by expert, cut into tiles. plan: tiles ([0] and three words each), entries -> row, entries -> pair. One block. */
-static __global__ void __launch_bounds__(1024)
-    group_kernel(const int32_t *ids, size_t ids_pitch, uint32_t n, uint32_t n_used, uint32_t expert0, uint32_t n_experts, int32_t *tiles,
-                 int32_t *from, int32_t *to, uint64_t *at)
-{
-    __shared__ int32_t count[512], start[512];
-    pdl_release();
-    pdl_wait();
-    stamp(at);
-    for (uint32_t e = threadIdx.x; e < n_experts; e += 1024)
-        count[e] = 0;
-    __syncthreads();
-    const uint32_t pairs = n * n_used;
-    for (uint32_t p = threadIdx.x; p < pairs; p += 1024) {
-        const uint32_t e = (uint32_t)ids[p / n_used * ids_pitch + p % n_used] - expert0;
-        if (e < n_experts)
-            atomicAdd(&count[e], 1);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        int32_t sum = 0, t = 0;
-        for (uint32_t e = 0; e < n_experts; e++) {
-            start[e] = sum;
-            for (int32_t i = 0; i < count[e]; i += BN, t++) {
-                tiles[1 + 3 * t] = (int32_t)e;
-                tiles[2 + 3 * t] = sum + i;
-                tiles[3 + 3 * t] = count[e] - i < BN ? count[e] - i : BN;
-            }
-            sum += count[e];
-        }
-        tiles[0] = t;
-    }
-    __syncthreads();
-    for (uint32_t p = threadIdx.x; p < pairs; p += 1024) {
-        const uint32_t e = (uint32_t)ids[p / n_used * ids_pitch + p % n_used] - expert0;
-        if (e >= n_experts)
-            continue;
-        const int32_t i = atomicAdd(&start[e], 1); /* the order inside an expert changes no result: entries do not meet */
-        from[i] = (int32_t)(p / n_used);
-        to[i] = (int32_t)p;
-    }
-}
-
-extern "C" size_t kcu_group_words(uint32_t n, uint32_t n_used, uint32_t n_experts)
-{
-    const size_t pairs = (size_t)n * n_used;
-    return 1 + 3 * (pairs / BN + n_experts + 1) + 2 * pairs;
-}
-
-/* Where the parts of a plan lie. */
-static int32_t *plan_from(int32_t *plan, uint32_t n, uint32_t n_used, uint32_t n_experts)
-{
-    return plan + 1 + 3 * ((size_t)n * n_used / BN + n_experts + 1);
-}
-
-extern "C" cudaError_t kcu_group(const struct kcu_launch *l, const int32_t *ids, size_t ids_pitch, uint32_t n, uint32_t n_used,
-                                 uint32_t expert0, uint32_t n_experts, int32_t *plan)
-{
-    int32_t *from = plan_from(plan, n, n_used, n_experts);
-    if (n_experts > 512)
-        return cudaErrorInvalidValue;
-    return launch(l, group_kernel, dim3(1), dim3(1024), 0, 0, ids, ids_pitch, n, n_used, expert0, n_experts, plan, from,
-                  from + (size_t)n * n_used, l->stamp);
-}
-
-extern "C" cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct kcu_mat *m, const uint8_t *q8, size_t q8_pitch,
-                                        bool per_pair, uint32_t n, uint32_t n_used, int32_t *plan, float *y, size_t y_pitch)
-{
-    int32_t *from = plan_from(plan, n, n_used, m->n_mats);
-    gemm g = {};
-    g.m = *m;
-    g.q8 = q8;
-    g.q8_pitch = q8_pitch;
-    g.y = y;
-    g.y_pitch = y_pitch;
-    g.tiles = plan;
-    g.to = from + (size_t)n * n_used;
-    g.from = per_pair ? g.to : from;
-    return run(l, g, (uint32_t)((size_t)n * n_used / BN + m->n_mats + 1));
-}
-
-/* silu(gate) * up of every pair, and its int8 form: eight lanes per 32 values. Pairs of other ranks' experts hold rubbish, which nobody reads. */
-static __global__ void act_kernel(const float *gu, size_t gu_pitch, uint32_t half, float *y, size_t y_pitch, uint8_t *q8, size_t q8_pitch,
-                                  uint64_t *at)
-{
-    pdl_release();
-    pdl_wait();
-    stamp(at);
-    const float *x = gu + blockIdx.x * gu_pitch;
-    for (uint32_t base = 0; base < half; base += 4 * blockDim.x) {
-        const uint32_t col = base + 4 * threadIdx.x;
-        float v[4] = {0, 0, 0, 0};
-        if (col < half) {
-            const float4 a = *(const float4 *)(x + col), b = *(const float4 *)(x + half + col);
-            v[0] = silu(a.x) * b.x, v[1] = silu(a.y) * b.y, v[2] = silu(a.z) * b.z, v[3] = silu(a.w) * b.w;
-            *(float4 *)(y + blockIdx.x * y_pitch + col) = make_float4(v[0], v[1], v[2], v[3]);
-        }
-        q8_block8(v, q8 + blockIdx.x * q8_pitch, half, col, col < half);
-    }
-}
-
-extern "C" cudaError_t kcu_act(const struct kcu_launch *l, const float *gu, size_t gu_pitch, uint32_t half, uint32_t n, float *y,
-                               size_t y_pitch, uint8_t *q8, size_t q8_pitch)
-{
-    return n == 0 || half == 0 ? cudaSuccess
-                               : launch(l, act_kernel, dim3(n), dim3(half >= 1024 ? 256 : 128), 0, 0, gu, gu_pitch, half, y, y_pitch, q8,
-                                        q8_pitch, l->stamp);
-}
-
-/* y[row] = sum of weight * part[pair] over the row's experts, in ascending order of expert. */
-static __global__ void combine_kernel(const float *part, size_t part_pitch, const int32_t *ids, const float *weights, size_t ids_pitch,
-                                      uint32_t n_used, uint32_t expert0, uint32_t n_experts, float *y, size_t y_pitch, uint32_t width,
-                                      uint64_t *at)
-{
-    __shared__ int32_t order[64];
-    pdl_release();
-    pdl_wait();
-    stamp(at);
-    const uint32_t row = blockIdx.y, col = blockIdx.x * blockDim.x + threadIdx.x;
-    const int32_t *e = ids + row * ids_pitch;
-    if (threadIdx.x < n_used) {
-        uint32_t o = 0;
-        for (uint32_t i = 0; i < n_used; i++)
-            o += e[i] < e[threadIdx.x];
-        order[o] = (int32_t)threadIdx.x;
-    }
-    __syncthreads();
-    if (col >= width)
-        return;
-    float sum = 0;
-    for (uint32_t i = 0; i < n_used; i++) {
-        const uint32_t s = (uint32_t)order[i];
-        if ((uint32_t)e[s] - expert0 < n_experts)
-            sum += weights[row * ids_pitch + s] * part[((size_t)row * n_used + s) * part_pitch + col];
-    }
-    y[row * y_pitch + col] = sum;
-}
-
-extern "C" cudaError_t kcu_combine(const struct kcu_launch *l, const float *part, size_t part_pitch, const struct kcu_down *d)
-{
-    return launch(l, combine_kernel, dim3((d->width + 255) / 256, d->n), dim3(256), 0, 0, part, part_pitch, d->ids, d->weights,
-                  d->ids_pitch, d->n_used, d->expert0, d->down.n_mats, d->y, d->y_pitch, d->width, l->stamp);
 }

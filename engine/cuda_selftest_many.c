@@ -1,0 +1,372 @@
+/* Self-tests of the kernels for many rows, on tensor cores: against the reference, and that a row's result does not depend on what else is there. */
+#include "engine/cuda_check.h"
+
+/* Products of n rows, and the same bits for rows on their own and in other company. */
+static void check_gemm(struct check *t, uint32_t type, uint32_t n, uint32_t rows, uint32_t k)
+{
+    struct made a = matrix(t, type, rows, k, 1), b = matrix(t, KRN_Q8_0, 40, k, 1);
+    struct acts x = activations(t, n, k, true);
+    const uint32_t width = rows + 40, pieces[] = {1, 15, 33, 140};
+    const size_t bytes = (size_t)n * width * sizeof(float);
+    struct kcu_linear l = {
+        .n_mats = 2, .m = {a.m, b.m}, .col = {0, rows}, .in = x.in, .n = n, .y_pitch = width, .y = device(t, NULL, bytes)};
+    if (t->rc != RS_OK || !good(t, kcu_gemm(&t->l, &l), "gemm"))
+        return;
+    const float *got = fetch(t, l.y, bytes);
+    double *want = host(t, (size_t)n * width * sizeof *want), wrong = 0;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t r = 0; r < width; r++)
+            want[(size_t)i * width + r] =
+                r < rows ? dot(a.w + (size_t)r * k, x.x + (size_t)i * k, k) : dot(b.w + (size_t)(r - rows) * k, x.x + (size_t)i * k, k);
+    result(t, distance(got, want, (size_t)n * width), 1e-5, "gemm %s %u x %u, %u rows", krn_type_info(type)->name, rows, k, n);
+    struct kcu_linear piece = l;
+    piece.y = device(t, NULL, bytes);
+    for (uint32_t i = 0, p = 0; i < n; i += piece.n, p++) {
+        piece.n = pieces[p % 4] < n - i ? pieces[p % 4] : n - i;
+        piece.in.x = x.in.x + (size_t)i * k;
+        piece.in.q8 = x.in.q8 + i * x.in.q8_pitch;
+        struct kcu_linear at = piece;
+        at.y = piece.y + (size_t)i * width;
+        if (t->rc != RS_OK || !good(t, kcu_gemm(&t->l, &at), "gemm"))
+            return;
+    }
+    const float *again = fetch(t, piece.y, bytes);
+    for (size_t i = 0; i < (size_t)n * width; i++)
+        wrong += memcmp(got + i, again + i, sizeof *got) != 0;
+    result(t, wrong, 0, "the same bits in pieces, %s, %u rows", krn_type_info(type)->name, n);
+    release(t);
+}
+
+enum { EXPERTS = 6, USED = 3, K = 512, FF = 256, OUT = 132, FIRST = 10 };
+
+struct moe {
+    struct made gate, up, down;
+    struct acts x;
+    int32_t *choice;
+    const int32_t *ids;
+};
+
+/* All of the experts' work for rows [row, row + n): y, and what the activations were. */
+static const float *run_moe(struct check *t, const struct moe *m, uint32_t row, uint32_t n, const float **act)
+{
+    const uint32_t pairs = n * USED;
+    const size_t q8p = krn_q8_row_bytes(FF);
+    const int32_t *ids = m->ids + (size_t)row * 2 * USED;
+    const uint8_t *q8 = m->x.in.q8 + row * m->x.in.q8_pitch;
+    int32_t *plan = device(t, NULL, kcu_group_words(n, USED, EXPERTS) * 4);
+    float *gu = device(t, NULL, (size_t)pairs * 2 * FF * 4), *a = device(t, NULL, (size_t)pairs * FF * 4),
+          *part = device(t, NULL, (size_t)pairs * OUT * 4);
+    uint8_t *a8 = device(t, NULL, pairs * q8p);
+    struct kcu_down d = {.down = m->down.m,
+                         .n = n,
+                         .n_used = USED,
+                         .expert0 = FIRST,
+                         .ids = ids,
+                         .weights = (const float *)(const void *)ids + USED,
+                         .ids_pitch = 2 * USED,
+                         .y = device(t, NULL, (size_t)n * OUT * 4),
+                         .y_pitch = OUT,
+                         .width = OUT};
+    if (t->rc != RS_OK || !good(t, kcu_group(&t->l, ids, 2 * USED, n, USED, FIRST, EXPERTS, plan), "group") ||
+        !good(t, kcu_gemm_grouped(&t->l, &m->gate.m, q8, m->x.in.q8_pitch, false, n, USED, plan, gu, 2 * FF), "gate") ||
+        !good(t, kcu_gemm_grouped(&t->l, &m->up.m, q8, m->x.in.q8_pitch, false, n, USED, plan, gu + FF, 2 * FF), "up") ||
+        !good(t, kcu_act(&t->l, gu, 2 * FF, FF, pairs, a, FF, a8, q8p), "act") ||
+        !good(t, kcu_gemm_grouped(&t->l, &m->down.m, a8, q8p, true, n, USED, plan, part, OUT), "down") ||
+        !good(t, kcu_combine(&t->l, part, OUT, &d), "combine"))
+        return NULL;
+    *act = fetch(t, a, (size_t)pairs * FF * 4);
+    return fetch(t, d.y, (size_t)n * OUT * 4);
+}
+
+/* y of a row from the activations that the device made: what follows is compared on its own. */
+static void want_down(const struct moe *m, const float *act, uint32_t row, double *want)
+{
+    float v[FF], weight;
+    uint8_t q[1024];
+    memset(want, 0, OUT * sizeof *want);
+    for (uint32_t j = 0; j < USED; j++) {
+        const int32_t e = m->choice[row * 2 * USED + j] - FIRST;
+        if (e >= EXPERTS)
+            continue;
+        krn_q8_quant_row(act + (size_t)(row * USED + j) * FF, q, FF);
+        krn_q8_dequant_row(q, v, FF);
+        memcpy(&weight, &m->choice[row * 2 * USED + USED + j], 4);
+        for (uint32_t r = 0; r < OUT; r++)
+            want[r] += (double)weight * dot(m->down.w + ((size_t)e * OUT + r) * FF, v, FF);
+    }
+}
+
+/* skew: most rows want the same experts. */
+static void check_grouped(struct check *t, uint32_t gate_type, uint32_t down_type, uint32_t n, bool skew)
+{
+    struct moe m = {.gate = matrix(t, gate_type, FF, K, EXPERTS),
+                    .up = matrix(t, KRN_Q4_K, FF, K, EXPERTS),
+                    .down = matrix(t, down_type, OUT, FF, EXPERTS),
+                    .x = activations(t, n, K, true),
+                    .choice = host(t, (size_t)n * 2 * USED * 4)};
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j < USED; j++) { /* expert EXPERTS is somewhere else */
+            const float weight = fabsf(rnd(t)) + 0.1f;
+            m.choice[i * 2 * USED + j] = (int32_t)((skew && i % 8 != 0 ? 2 * j : (i + 5 * j + 2) % (EXPERTS + 1))) + FIRST;
+            memcpy(&m.choice[i * 2 * USED + USED + j], &weight, 4);
+        }
+    m.ids = device(t, m.choice, (size_t)n * 2 * USED * 4);
+    const float *act = NULL, *one = NULL, *y = run_moe(t, &m, 0, n, &act), *alone = run_moe(t, &m, n - 1, 1, &one);
+    if (y == NULL || alone == NULL)
+        return;
+    double *want = host(t, (size_t)n * USED * FF * sizeof *want), wrong = 0;
+    float *mine = host(t, (size_t)n * USED * FF * sizeof *mine);
+    size_t k = 0;
+    for (uint32_t p = 0; p < n * USED; p++) {
+        const int32_t e = m.choice[p / USED * 2 * USED + p % USED] - FIRST;
+        for (uint32_t r = 0; r < FF && e < EXPERTS; r++, k++) {
+            const double a = dot(m.gate.w + ((size_t)e * FF + r) * K, m.x.x + p / USED * K, K),
+                         b = dot(m.up.w + ((size_t)e * FF + r) * K, m.x.x + p / USED * K, K);
+            want[k] = a / (1 + exp(-a)) * b;
+            mine[k] = act[(size_t)p * FF + r];
+        }
+    }
+    result(t, distance(mine, want, k), 2e-5, "grouped gate and up %s, %u rows%s", krn_type_info(gate_type)->name, n, skew ? ", skewed" : "");
+    for (uint32_t i = 0; i < n; i++)
+        want_down(&m, act, i, want + (size_t)i * OUT);
+    result(t, distance(y, want, (size_t)n * OUT), 2e-5, "grouped down %s, %u rows%s", krn_type_info(down_type)->name, n,
+           skew ? ", skewed" : "");
+    for (uint32_t r = 0; r < OUT; r++)
+        wrong += memcmp(alone + r, y + (size_t)(n - 1) * OUT + r, 4) != 0;
+    result(t, wrong, 0, "experts: a row alone has the same bits, of %u", n);
+    release(t);
+}
+
+/* ---- attention ---- */
+
+enum { L = 512, R = 64, D = L + R, BLOCK = 16, V = 34, SEQS = 6 };
+
+struct mla {
+    uint32_t heads, nope, n_seqs, blocks, max_pos;
+    struct made kb, vb;
+    uint8_t *store;
+    int32_t *table; /* [seq][blocks] */
+    float *angle;   /* cosines, then sines */
+    const void *dev_store, *dev_angle;
+};
+
+struct row {
+    uint32_t seq, pos;
+    bool prompt;
+};
+
+static struct mla make_mla(struct check *t, uint32_t heads, uint32_t nope, uint32_t n_seqs, uint32_t max_pos)
+{
+    struct mla m = {.heads = heads, .nope = nope, .n_seqs = n_seqs, .blocks = max_pos / BLOCK + 1, .max_pos = max_pos};
+    const struct krn_cpu_vec *vec = krn_cpu_vec(KRN_ISA_PORTABLE);
+    const size_t cells = (size_t)(n_seqs * m.blocks + 1) * BLOCK, bytes = cells * D * 2;
+    m.kb = matrix(t, KRN_Q8_0, L, nope, heads);
+    m.vb = matrix(t, heads % 2 ? KRN_Q8_0 : KRN_Q6_K, V, L, heads);
+    float *kv = randoms(t, cells * D);
+    m.store = host(t, bytes);
+    for (size_t i = 0; i < cells; i++)
+        vec->store(KRN_CACHE_F16, kv + i * D, m.store + i * D * 2, D);
+    m.table = host(t, (size_t)n_seqs * m.blocks * 4);
+    for (uint32_t s = 0; s < n_seqs; s++)
+        for (uint32_t b = 0; b < m.blocks; b++)
+            m.table[s * m.blocks + b] = (int32_t)((m.blocks - b - 1) * n_seqs + s + 1);
+    m.angle = host(t, (size_t)(max_pos + 1) * R * 4);
+    for (uint32_t i = 0; i < (max_pos + 1) * R / 2; i++) {
+        const float a = rnd(t);
+        m.angle[i] = cosf(a);
+        m.angle[(max_pos + 1) * R / 2 + i] = sinf(a);
+    }
+    m.dev_store = device(t, m.store, bytes);
+    m.dev_angle = device(t, m.angle, (size_t)(max_pos + 1) * R * 4);
+    return m;
+}
+
+/* Scores of a standard deviation near 3, as models have them: a softmax of wider ones multiplies the rounding of operands. */
+static float score_scale(const struct mla *m)
+{
+    return 3.0f / sqrtf((float)m->nope * L);
+}
+
+/* The step's variable part as the engine lays it out: positions, tables, lists. */
+static struct kcu_batch make_batch(struct check *t, const struct mla *m, const struct row *row, uint32_t n)
+{
+    const uint32_t per = kcu_mla_tile_rows(m->heads), words = m->n_seqs * m->blocks;
+    int32_t *pos = host(t, n * 4), *offset = host(t, n * 4), *tables = host(t, (words + 3 * n) * 4), header[4] = {0};
+    uint32_t at = words, keys = 0;
+    memcpy(tables, m->table, words * 4);
+    for (uint32_t i = 0; i < n; i++) {
+        pos[i] = (int32_t)row[i].pos;
+        offset[i] = (int32_t)(row[i].seq * m->blocks);
+        keys = row[i].pos + 1 > keys ? row[i].pos + 1 : keys;
+    }
+    header[1] = (int32_t)at;
+    for (uint32_t i = 0, k; i < n; i += k) {
+        for (k = 1; row[i].prompt && k < per && i + k < n && row[i + k].prompt && row[i + k].seq == row[i].seq && row[i + k].pos == row[i].pos + k;)
+            k++;
+        if (!row[i].prompt)
+            continue;
+        tables[at++] = (int32_t)i;
+        tables[at++] = (int32_t)k;
+        header[0]++;
+    }
+    header[3] = (int32_t)at;
+    for (uint32_t i = 0; i < n; i++)
+        if (!row[i].prompt) {
+            tables[at++] = (int32_t)i;
+            header[2]++;
+        }
+    return (struct kcu_batch){.pos = device(t, pos, n * 4),
+                              .table = device(t, offset, n * 4),
+                              .tables = device(t, tables, (words + 3 * n) * 4),
+                              .n = n,
+                              .max_keys = keys,
+                              .block = BLOCK,
+                              .lists = device(t, header, sizeof header),
+                              .prompt_tiles = (uint32_t)header[0],
+                              .generated = (uint32_t)header[2]};
+}
+
+/* Attention of the rows; q as the device leaves it in *rotated. */
+static const float *run_mla(struct check *t, const struct mla *m, const struct row *row, uint32_t n, const float *q, bool fixed,
+                            const int32_t *sel, uint32_t top_k, const float **rotated)
+{
+    const uint32_t width = m->heads * (m->nope + R);
+    float *dq = device(t, q, (size_t)n * width * 4);
+    struct kcu_mla a = {.b = make_batch(t, m, row, n),
+                        .rope = {.cos = m->dev_angle, .sin = (const float *)m->dev_angle + (size_t)(m->max_pos + 1) * R / 2, .half = R / 2},
+                        .rotate = true,
+                        .q = dq,
+                        .q_pitch = width,
+                        .heads = m->heads,
+                        .nope = m->nope,
+                        .l = L,
+                        .r = R,
+                        .v = V,
+                        .k_b = m->kb.m,
+                        .v_b = m->vb.m,
+                        .cache = m->dev_store,
+                        .cache_type = KCU_CACHE_F16,
+                        .scale = score_scale(m),
+                        .sel = sel != NULL ? device(t, sel, (size_t)n * (top_k + 1) * 4) : NULL,
+                        .sel_pitch = top_k + 1,
+                        .top_k = top_k,
+                        .o = device(t, NULL, (size_t)n * m->heads * V * 4),
+                        .o_pitch = m->heads * V,
+                        .many = true,
+                        .fixed = fixed};
+    a.scratch = device(t, NULL, kcu_mla_scratch(n, m->heads, L, R, a.b.max_keys));
+    if (t->rc == RS_OK && !kcu_mla_on_cores(&a))
+        result(t, 1, 0, "attention of %u rows is one for tensor cores", n);
+    if (t->rc != RS_OK || !good(t, kcu_mla(&t->l, &a), "attention"))
+        return NULL;
+    *rotated = fetch(t, dq, (size_t)n * width * 4);
+    return fetch(t, a.o, (size_t)n * m->heads * V * 4);
+}
+
+static void want_mla(struct check *t, const struct mla *m, const struct row *row, uint32_t n, const float *q, const int32_t *sel,
+                     uint32_t top_k, double *want)
+{
+    float *qa = host(t, D * 4), *mix = host(t, L * 4), *scores = host(t, ((size_t)m->max_pos + 32) * 16 * 4);
+    struct krn_attn_absorbed c = {.kv = {.base = m->store, .block_stride = BLOCK * D * 2, .row_bytes = D * 2, .block = BLOCK, .type = KRN_CACHE_F16},
+                                  .l = L,
+                                  .r = R,
+                                  .n_heads = 1,
+                                  .scale = score_scale(m),
+                                  .q = qa,
+                                  .out = mix,
+                                  .scores = scores};
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t h = 0; h < m->heads; h++) {
+            const float *qh = q + ((size_t)i * m->heads + h) * (m->nope + R);
+            for (uint32_t j = 0; j < L; j++)
+                qa[j] = (float)dot(m->kb.w + ((size_t)h * L + j) * m->nope, qh, m->nope);
+            memcpy(qa + L, qh + m->nope, R * 4);
+            c.kv.table = m->table + (size_t)row[i].seq * m->blocks;
+            c.n_keys = row[i].pos + 1;
+            c.sel = NULL;
+            if (sel != NULL && row[i].pos + 1 > top_k && sel[i * (top_k + 1)] > 0) {
+                c.sel = sel + i * (top_k + 1) + 1;
+                c.n_sel = (uint32_t)sel[i * (top_k + 1)];
+            }
+            krn_cpu_vec(KRN_ISA_PORTABLE)->attn_absorbed(&c);
+            for (uint32_t v = 0; v < V; v++)
+                want[((size_t)i * m->heads + h) * V + v] = dot(m->vb.w + ((size_t)h * V + v) * L, mix, L);
+        }
+}
+
+/* A prompt's chunk, a second one, and generated rows of other sequences in one step; then, where batches must not matter, each part on its own. */
+static void check_mixed(struct check *t, uint32_t heads, uint32_t nope, uint32_t chunk, uint32_t singles, uint32_t last, bool fixed)
+{
+    struct mla m = make_mla(t, heads, nope, SEQS, last + 4);
+    const uint32_t n = chunk + (chunk != 0 ? 3 : 0) + singles, width = heads * (nope + R);
+    struct row *row = host(t, n * sizeof *row);
+    uint32_t k = 0;
+    for (uint32_t i = 0; i < chunk; i++)
+        row[k++] = (struct row){0, last - chunk + i, true};
+    for (uint32_t i = 0; i < 3 && chunk != 0; i++)
+        row[k++] = (struct row){1, i, true};
+    for (uint32_t i = 0; i < singles; i++)
+        row[k++] = (struct row){2 + i % (SEQS - 2), i % 3 == 0 ? last - i : (i * 37) % last, false};
+    const float *q = randoms(t, (size_t)n * width), *rotated = NULL, *part = NULL;
+    const float *got = run_mla(t, &m, row, n, q, fixed, NULL, 0, &rotated);
+    if (got == NULL)
+        return;
+    double *want = host(t, (size_t)n * heads * V * sizeof *want), wrong = 0;
+    want_mla(t, &m, row, n, rotated, NULL, 0, want);
+    result(t, distance(got, want, (size_t)n * heads * V), 1e-3, "attention of %u + %u rows, %u heads, %u keys%s", n - singles, singles, heads,
+           last, fixed ? ", fixed" : "");
+    const uint32_t from[] = {chunk / 3, n - singles, n - 1}, rows[] = {chunk - chunk / 3, singles, 1};
+    for (int i = 0; i < 3 && fixed; i++) {
+        if (rows[i] == 0)
+            continue;
+        const float *alone = run_mla(t, &m, row + from[i], rows[i], q + (size_t)from[i] * width, true, NULL, 0, &part);
+        for (size_t j = 0; alone != NULL && j < (size_t)rows[i] * heads * V; j++)
+            wrong += memcmp(alone + j, got + (size_t)from[i] * heads * V + j, 4) != 0;
+    }
+    if (fixed)
+        result(t, wrong, 0, "the same bits in other company, %u heads, %u keys", heads, last);
+    release(t);
+}
+
+/* Rows that see chosen keys only, and some that see all of few. */
+static void check_sparse(struct check *t, uint32_t heads, uint32_t top_k, uint32_t n)
+{
+    struct mla m = make_mla(t, heads, 64, 2, 700);
+    struct row *row = host(t, n * sizeof *row);
+    int32_t *sel = host(t, (size_t)n * (top_k + 1) * 4);
+    for (uint32_t i = 0; i < n; i++) {
+        row[i] = (struct row){i % 2, i % 5 == 0 ? top_k / 2 : 690 - i, false};
+        sel[i * (top_k + 1)] = i % 5 == 0 ? -1 : (int32_t)top_k;
+        for (uint32_t j = 0; j < top_k; j++)
+            sel[i * (top_k + 1) + 1 + j] = (int32_t)(j * 6 + i % 5);
+    }
+    const float *q = randoms(t, (size_t)n * heads * (64 + R)), *rotated = NULL, *got = run_mla(t, &m, row, n, q, false, sel, top_k, &rotated);
+    if (got == NULL)
+        return;
+    double *want = host(t, (size_t)n * heads * V * sizeof *want);
+    want_mla(t, &m, row, n, rotated, sel, top_k, want);
+    result(t, distance(got, want, (size_t)n * heads * V), 1e-3, "sparse attention, %u of 700 keys, %u heads, %u rows", top_k, heads, n);
+    release(t);
+}
+
+void cuda_selftest_many(struct check *t)
+{
+    const uint32_t types[] = {KRN_Q8_0, KRN_Q4_K, KRN_Q5_K, KRN_Q6_K};
+    for (int i = 0; i < 4; i++)
+        for (uint32_t n = 5; n < 400 && t->rc == RS_OK; n = n * 3 + 2) /* 5, 17, 53, 161 */
+            check_gemm(t, types[i], n, 300, 768);
+    check_gemm(t, KRN_Q8_0, 300, 130, 192);
+    check_grouped(t, KRN_Q4_K, KRN_Q5_K, 9, false);
+    check_grouped(t, KRN_Q5_K, KRN_Q6_K, 60, true);
+    check_grouped(t, KRN_Q8_0, KRN_Q8_0, 300, false);
+    check_grouped(t, KRN_Q6_K, KRN_Q4_K, 400, true);
+    check_mixed(t, 5, 64, 130, 0, 200, false);
+    check_mixed(t, 20, 192, 40, 9, 150, false);
+    check_mixed(t, 20, 192, 0, 40, 300, false);
+    check_mixed(t, 64, 64, 9, 12, 330, false);
+    check_mixed(t, 100, 32, 0, 8, 150, false);
+    check_mixed(t, 16, 64, 37, 11, 700, true);
+    check_mixed(t, 20, 64, 0, 5, 1200, true);
+    check_sparse(t, 8, 96, 16);
+    check_sparse(t, 40, 100, 9);
+}

@@ -1,0 +1,178 @@
+/* Experts for many rows: pairs (row, slot) sorted by expert and cut into tiles on the device, products of every expert's tiles, activation, sum. */
+#include "kernels/cuda/formats.cuh"
+#include "kernels/cuda/gemm.cuh"
+
+enum { MAX_EXPERTS = 512, GROUP_THREADS = 1024 };
+
+/* Rows per tile. Half as many again as the average, since routing is uneven. */
+static uint32_t tile_of(uint32_t n, uint32_t n_used, uint32_t n_experts)
+{
+    return (size_t)n * n_used * 3 / 2 <= (size_t)GEMM_SMALL * n_experts ? GEMM_SMALL : GEMM_LARGE;
+}
+
+/* Every expert has at least one pair per tile and all tiles but one filled more than half. */
+static uint32_t tiles_bound(uint32_t n, uint32_t n_used, uint32_t n_experts, uint32_t tile)
+{
+    const size_t pairs = (size_t)n * n_used, cut = pairs / tile + n_experts;
+    return (uint32_t)(cut < pairs ? cut : pairs);
+}
+
+/* plan: tiles ([0] and three words each), entries -> row, entries -> pair. One block. */
+static __global__ void __launch_bounds__(GROUP_THREADS)
+    group_kernel(const int32_t *ids, size_t ids_pitch, uint32_t n, uint32_t n_used, uint32_t expert0, uint32_t n_experts, uint32_t tile,
+                 int32_t *tiles, int32_t *from, int32_t *to, uint64_t *at)
+{
+    __shared__ int32_t count[MAX_EXPERTS], start[MAX_EXPERTS];
+    __shared__ int2 sum[2][MAX_EXPERTS]; /* entries and tiles of experts up to this one */
+    pdl_release();
+    pdl_wait();
+    stamp(at);
+    const uint32_t pairs = n * n_used, e = threadIdx.x;
+    if (e < MAX_EXPERTS)
+        count[e] = 0;
+    __syncthreads();
+    for (uint32_t p = e; p < pairs; p += GROUP_THREADS) {
+        const uint32_t x = (uint32_t)ids[p / n_used * ids_pitch + p % n_used] - expert0;
+        if (x < n_experts)
+            atomicAdd(&count[x], 1);
+    }
+    __syncthreads();
+    const int32_t mine = e < MAX_EXPERTS ? count[e] : 0, cut = (mine + (int32_t)tile - 1) / (int32_t)tile;
+    if (e < MAX_EXPERTS)
+        sum[0][e] = make_int2(mine, cut);
+    __syncthreads();
+    int now = 0;
+    for (uint32_t o = 1; o < MAX_EXPERTS; o *= 2, now ^= 1) {
+        if (e < MAX_EXPERTS) {
+            int2 v = sum[now][e];
+            if (e >= o)
+                v.x += sum[now][e - o].x, v.y += sum[now][e - o].y;
+            sum[now ^ 1][e] = v;
+        }
+        __syncthreads();
+    }
+    if (e < MAX_EXPERTS) {
+        const int32_t first = sum[now][e].x - mine;
+        const int32_t per = cut > 0 ? ((mine + cut - 1) / cut + 15) / 16 * 16 : 0; /* of about the same size */
+        int32_t t = sum[now][e].y - cut;
+        start[e] = first;
+        for (int32_t i = 0; i < cut; i++, t++) {
+            tiles[1 + 3 * t] = (int32_t)e;
+            tiles[2 + 3 * t] = first + i * per;
+            tiles[3 + 3 * t] = mine - i * per < per ? mine - i * per : per;
+        }
+    }
+    if (e == MAX_EXPERTS - 1)
+        tiles[0] = sum[now][e].y;
+    __syncthreads();
+    for (uint32_t p = e; p < pairs; p += GROUP_THREADS) {
+        const uint32_t x = (uint32_t)ids[p / n_used * ids_pitch + p % n_used] - expert0;
+        if (x >= n_experts)
+            continue;
+        const int32_t i = atomicAdd(&start[x], 1); /* the order inside an expert changes no result: entries do not meet */
+        from[i] = (int32_t)(p / n_used);
+        to[i] = (int32_t)p;
+    }
+}
+
+/* Words before the entries, whatever the tile. */
+static size_t tile_words(uint32_t n, uint32_t n_used, uint32_t n_experts)
+{
+    return 1 + 3 * ((size_t)n * n_used / GEMM_SMALL + n_experts);
+}
+
+extern "C" size_t kcu_group_words(uint32_t n, uint32_t n_used, uint32_t n_experts)
+{
+    return tile_words(n, n_used, n_experts) + 2 * (size_t)n * n_used;
+}
+
+extern "C" cudaError_t kcu_group(const struct kcu_launch *l, const int32_t *ids, size_t ids_pitch, uint32_t n, uint32_t n_used,
+                                 uint32_t expert0, uint32_t n_experts, int32_t *plan)
+{
+    int32_t *from = plan + tile_words(n, n_used, n_experts);
+    if (n_experts > MAX_EXPERTS)
+        return cudaErrorInvalidValue;
+    return launch(l, group_kernel, dim3(1), dim3(GROUP_THREADS), 0, 0, ids, ids_pitch, n, n_used, expert0, n_experts,
+                  tile_of(n, n_used, n_experts), plan, from, from + (size_t)n * n_used, l->stamp);
+}
+
+extern "C" cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct kcu_mat *m, const uint8_t *q8, size_t q8_pitch,
+                                        bool per_pair, uint32_t n, uint32_t n_used, int32_t *plan, float *y, size_t y_pitch)
+{
+    int32_t *from = plan + tile_words(n, n_used, m->n_mats), *to = from + (size_t)n * n_used;
+    const uint32_t tile = tile_of(n, n_used, m->n_mats);
+    const gemm g = {.m = *m,
+                    .q8 = q8,
+                    .q8_pitch = q8_pitch,
+                    .y = y,
+                    .y_pitch = y_pitch,
+                    .n = 0,
+                    .accumulate = false,
+                    .tiles = plan,
+                    .from = per_pair ? to : from,
+                    .to = to};
+    return gemm_run(l, &g, tile, tile, tiles_bound(n, n_used, m->n_mats, tile));
+}
+
+/* silu(gate) * up of every pair, and its int8 form: eight lanes per 32 values. Pairs of other ranks' experts hold rubbish, which nobody reads. */
+static __global__ void act_kernel(const float *gu, size_t gu_pitch, uint32_t half, float *y, size_t y_pitch, uint8_t *q8, size_t q8_pitch,
+                                  uint64_t *at)
+{
+    pdl_release();
+    pdl_wait();
+    stamp(at);
+    const float *x = gu + blockIdx.x * gu_pitch;
+    for (uint32_t base = 0; base < half; base += 4 * blockDim.x) {
+        const uint32_t col = base + 4 * threadIdx.x;
+        float v[4] = {0, 0, 0, 0};
+        if (col < half) {
+            const float4 a = *(const float4 *)(x + col), b = *(const float4 *)(x + half + col);
+            v[0] = silu(a.x) * b.x, v[1] = silu(a.y) * b.y, v[2] = silu(a.z) * b.z, v[3] = silu(a.w) * b.w;
+            *(float4 *)(y + blockIdx.x * y_pitch + col) = make_float4(v[0], v[1], v[2], v[3]);
+        }
+        q8_block8(v, q8 + blockIdx.x * q8_pitch, half, col, col < half);
+    }
+}
+
+extern "C" cudaError_t kcu_act(const struct kcu_launch *l, const float *gu, size_t gu_pitch, uint32_t half, uint32_t n, float *y,
+                               size_t y_pitch, uint8_t *q8, size_t q8_pitch)
+{
+    return n == 0 || half == 0 ? cudaSuccess
+                               : launch(l, act_kernel, dim3(n), dim3(half >= 1024 ? 256 : 128), 0, 0, gu, gu_pitch, half, y, y_pitch, q8,
+                                        q8_pitch, l->stamp);
+}
+
+/* y[row] = sum of weight * part[pair] over the row's experts, in ascending order of expert. */
+static __global__ void combine_kernel(const float *part, size_t part_pitch, const int32_t *ids, const float *weights, size_t ids_pitch,
+                                      uint32_t n_used, uint32_t expert0, uint32_t n_experts, float *y, size_t y_pitch, uint32_t width,
+                                      uint64_t *at)
+{
+    __shared__ int32_t order[64];
+    pdl_release();
+    pdl_wait();
+    stamp(at);
+    const uint32_t row = blockIdx.y, col = blockIdx.x * blockDim.x + threadIdx.x;
+    const int32_t *e = ids + row * ids_pitch;
+    if (threadIdx.x < n_used) {
+        uint32_t o = 0;
+        for (uint32_t i = 0; i < n_used; i++)
+            o += e[i] < e[threadIdx.x];
+        order[o] = (int32_t)threadIdx.x;
+    }
+    __syncthreads();
+    if (col >= width)
+        return;
+    float sum = 0;
+    for (uint32_t i = 0; i < n_used; i++) {
+        const uint32_t s = (uint32_t)order[i];
+        if ((uint32_t)e[s] - expert0 < n_experts)
+            sum += weights[row * ids_pitch + s] * part[((size_t)row * n_used + s) * part_pitch + col];
+    }
+    y[row * y_pitch + col] = sum;
+}
+
+extern "C" cudaError_t kcu_combine(const struct kcu_launch *l, const float *part, size_t part_pitch, const struct kcu_down *d)
+{
+    return launch(l, combine_kernel, dim3((d->width + 255) / 256, d->n), dim3(256), 0, 0, part, part_pitch, d->ids, d->weights,
+                  d->ids_pitch, d->n_used, d->expert0, d->down.n_mats, d->y, d->y_pitch, d->width, l->stamp);
+}
