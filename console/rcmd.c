@@ -48,6 +48,7 @@ const struct rcmd_entry *const rcmd_table[] = {
     &rcmd_untap_entry,
     &rcmd_watch_entry,
     &rcmd_break_entry,
+    &rcmd_weights_entry,
     &rcmd_where_entry,
     &rcmd_step_entry,
     &rcmd_next_entry,

@@ -57,6 +57,7 @@ extern const struct rcmd_entry rcmd_top_p_entry;
 extern const struct rcmd_entry rcmd_triage_entry;
 extern const struct rcmd_entry rcmd_untap_entry;
 extern const struct rcmd_entry rcmd_watch_entry;
+extern const struct rcmd_entry rcmd_weights_entry;
 extern const struct rcmd_entry rcmd_where_entry;
 
 #endif

@@ -1,4 +1,4 @@
-/* rcmd_notebook.c: /exp, /bisect, /claim, /retest, /notebook, /triage: what they do is lua/commands.lua's business, on the console's Lua state. */
+/* rcmd_notebook.c: /exp, /bisect, /claim, /retest, /notebook, /triage, /weights: what they do is lua/commands.lua's business, on the console's Lua state. */
 #include "config.h"
 
 #include "console/rcmd_list.h"
@@ -57,6 +57,19 @@ const struct rcmd_entry rcmd_notebook_entry = {
             "/notebook resolve ID supported|refuted|superseded|open.",
     .complete = RCMD_COMPLETE_WORDS,
     .words = "task|done|hypothesis|resolve",
+    .exec = exec,
+};
+
+const struct rcmd_entry rcmd_weights_entry = {
+    .name = "weights",
+    .args = "[list [GLOB] | load GLOB from FILE.gguf]",
+    .summary = "take tensors of the loaded model from another file",
+    .help = "load replaces every tensor whose name matches GLOB by that of the same name in another model file, between two steps. Types may differ, shapes "
+            "may not. It is a patch like others: /patch revert takes it back, /patch list shows it. list shows what tensors there are and where they come from.\n"
+            "Example: /weights load blk.3.ffn_down* from other.gguf",
+    .complete = RCMD_COMPLETE_WORDS,
+    .words = "list|load",
+    .changes = true,
     .exec = exec,
 };
 

@@ -81,6 +81,9 @@ struct backend_ops {
     void (*memory)(struct backend *, uint32_t rank, uint64_t *weights, uint64_t *cache, uint64_t *buffers);
     /* Make what new choices need, outside of steps; what is refused leaves everything usable. NULL: nothing to make. */
     enum rs_result (*prepare)(struct backend *, const struct program *, const struct choice *, struct rs_error *);
+    /* A view of a program points at other weights of the same shape: bring copies of them up to date. Cannot fail; outside of steps only. NULL: the
+     * backend must be opened anew. */
+    void (*reweigh)(struct backend *, const struct program *, uint32_t view);
     /* Forget graphs of generations before `generation`. */
     void (*retire)(struct backend *, uint64_t generation);
     /* The graphs that are kept, oldest first: fills in up to cap, returns how many there are. */

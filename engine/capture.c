@@ -75,14 +75,17 @@ enum rs_result capture_config(struct engine *e, const char *method, json_t *obj,
     read_isa(&a, &c.isa);
     args_object(&a, "patches", &patches);
     enum rs_result rc = args_end(&a);
-    if (reset)
-        c.patches.n = 0;
+    for (uint32_t s = 0; reset && s < SLOT_COUNT; s++)
+        if (s != SLOT_WEIGHTS) /* they are what they are on both sides */
+            patch_drop(&c.patches, s);
     if (strcmp(backend, "cpu") == 0)
         c.rt.backend = BACKEND_CPU, c.patches.gpus = false;
     else if (rc == RS_OK && strcmp(backend, e->rt->backend->ops->name) != 0)
         rc = error_set(err, RS_EUNSUPPORTED, "%s: backend '%.20s' is neither cpu nor what this engine runs on (%s)", method, backend, e->rt->backend->ops->name);
     if (rc == RS_OK && patches != NULL)
         rc = change_patches(patches, &c.patches, err);
+    if (rc == RS_OK && !patch_same(&c.patches, &e->patches.now, SLOT_WEIGHTS))
+        rc = error_set(err, RS_EUNSUPPORTED, "%s: both sides have the weights that are loaded now; dump one side to a file and compare with that", method);
     json_decref(none);
     if (rc != RS_OK)
         return rc;

@@ -345,6 +345,14 @@ static uint32_t cpu_graphs(struct backend *b, struct backend_graph *out, uint32_
     return exec_graphs(((struct cpu *)b)->exec, out, cap);
 }
 
+static void cpu_reweigh(struct backend *b, const struct program *p, uint32_t view)
+{
+    struct cpu *c = (struct cpu *)b;
+    cpu_repack(c, p, view);
+    for (uint32_t r = 0; r < c->n_ranks; r++)
+        c->rank[r].bytes_weights = weight_bytes(c->prog[0], r);
+}
+
 static void cpu_retire(struct backend *b, uint64_t generation)
 {
     exec_retire(((struct cpu *)b)->exec, generation);
@@ -352,7 +360,7 @@ static void cpu_retire(struct backend *b, uint64_t generation)
 
 static const struct backend_ops CPU_OPS = {
     .name = "cpu", .inspects = true, .close = cpu_close, .step = cpu_step, .reserve = cpu_reserve, .logits = cpu_logits, .read = cpu_read, .write = cpu_write,
-    .copy_block = cpu_copy_block, .cache_get = cpu_cache_get, .cache_put = cpu_cache_put, .pairs = cpu_pairs, .op_us = cpu_op_us, .memory = cpu_memory, .retire = cpu_retire, .graphs = cpu_graphs,
+    .copy_block = cpu_copy_block, .cache_get = cpu_cache_get, .cache_put = cpu_cache_put, .pairs = cpu_pairs, .op_us = cpu_op_us, .memory = cpu_memory, .reweigh = cpu_reweigh, .retire = cpu_retire, .graphs = cpu_graphs,
 };
 
 enum rs_result backend_cpu_open(const struct hparams *hp, const struct weights *w, const struct shard_plan *shard, const struct program *main_prog,

@@ -40,6 +40,8 @@ struct cpu_rank {
 struct cpu_packed {
     const uint8_t *data; /* NULL: there is none */
     size_t mat_bytes;
+    uint8_t *own;        /* not in packed_store: made later, and to be freed */
+    size_t own_bytes;
 };
 
 /* What a worker keeps for itself while steps are shared out in the local way (cpu_join.c). */
@@ -214,6 +216,8 @@ struct rankscope_weight cpu_user_weight(const struct op_view *v);
 
 /* Make packed copies of the weights if that pays. */
 enum rs_result cpu_pack(struct cpu *c, struct rs_error *err);
+/* Pack a view again, whose weights are others now. */
+void cpu_repack(struct cpu *c, const struct program *p, uint32_t view);
 void cpu_pack_free(struct cpu *c);
 
 /* cpu_comm.c: memory of the stand-in for peers, if there are to be any. */

@@ -45,7 +45,7 @@ static size_t walk(struct cpu *c, uint8_t *to)
                     for (uint32_t m = 0; to != NULL && m < v->n_mats && bytes != 0; m++)
                         krn_pack(v->type, v->data + m * v->mat_stride, v->stride, v->rows, v->k, to + at + m * bytes);
                     if (to != NULL && bytes != 0)
-                        *out = (struct cpu_packed){to + at, bytes};
+                        *out = (struct cpu_packed){.data = to + at, .mat_bytes = bytes};
                     at += bytes * v->n_mats;
                 }
     }
@@ -72,8 +72,53 @@ enum rs_result cpu_pack(struct cpu *c, struct rs_error *err)
     return RS_OK;
 }
 
+static bool is_multiplied(const struct program *p, uint32_t view)
+{
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        for (uint32_t s = 0; s < p->ops[i].n_w; s++)
+            if (p->ops[i].w[s] == view)
+                return multiplies(p->ops[i].kind);
+    return false;
+}
+
+static void drop_own(struct cpu *c, struct cpu_packed *k)
+{
+    c->bytes_packed -= k->own_bytes;
+    free(k->own);
+    *k = (struct cpu_packed){.data = NULL};
+}
+
+void cpu_repack(struct cpu *c, const struct program *p, uint32_t view)
+{
+    struct cpu_packed *table = c->packed[p == c->prog[0] ? 0 : 1];
+    for (uint32_t r = 0; r < c->n_ranks && table != NULL; r++) {
+        struct cpu_packed *k = &table[(size_t)r * p->n_views + view];
+        const struct op_view *v = plan_view(p, r, view);
+        size_t bytes = matrix_bytes(v);
+        drop_own(c, k);
+        if (c->packed_store == NULL || bytes == 0 || !is_multiplied(p, view))
+            continue;
+        if (r > 0 && is_rank0s(v, plan_view(p, 0, view))) {
+            *k = (struct cpu_packed){.data = table[view].data, .mat_bytes = table[view].mat_bytes};
+            continue;
+        }
+        k->own = cpu_big_alloc(bytes * v->n_mats);
+        if (k->own == NULL)
+            continue; /* it works without */
+        for (uint32_t m = 0; m < v->n_mats; m++)
+            krn_pack(v->type, v->data + m * v->mat_stride, v->stride, v->rows, v->k, k->own + m * bytes);
+        k->data = k->own;
+        k->mat_bytes = bytes;
+        k->own_bytes = bytes * v->n_mats;
+        c->bytes_packed += k->own_bytes;
+    }
+}
+
 void cpu_pack_free(struct cpu *c)
 {
+    for (int which = 0; which < 2; which++)
+        for (size_t i = 0; c->packed[which] != NULL && i < (size_t)c->prog[which]->n_views * c->n_ranks; i++)
+            free(c->packed[which][i].own);
     free(c->packed[0]);
     free(c->packed[1]);
     free(c->packed_store);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/donor.h"
 #include "engine/error.h"
 #include "engine/server.h"
 #include "engine/stage.h"
@@ -80,6 +81,7 @@ void engine_unload(struct engine *e)
     runtime_close(e->rt);
     e->rt = NULL;
     observe_rebind(e);
+    donor_close_all(e);
     model_close(e->model);
     e->model = NULL;
 }
@@ -104,6 +106,7 @@ void engine_close(struct engine *e)
     runtime_close(e->rt);
     observe_close(e);
     brk_close(e);
+    donor_close_all(e);
     model_close(e->model);
     pool_close(e->pool);
     patch_close(&e->patches);
@@ -226,14 +229,35 @@ enum rs_result engine_relayout(struct engine *e, const struct runtime_config *cf
     return rc == RS_OK ? adopt(e, rt, err) : rc;
 }
 
+/* New choices over the same layout, and other weights if there are any. */
+static enum rs_result repatch_in_place(struct engine *e, const struct patch_table *next, bool weights, struct rs_error *err)
+{
+    enum rs_result rc = runtime_resolve(e->rt, next, err);
+    struct rs_error again;
+    if (rc != RS_OK)
+        return rc;
+    if (weights && (rc = donor_swap(e, err)) != RS_OK) {
+        (void)runtime_resolve(e->rt, &e->patches.now, &again);
+        return rc;
+    }
+    e->rt->backend->ops->retire(e->rt->backend, e->patches.now.generation + 1);
+    if (patch_changes_values(&e->patches.now, next))
+        kv_renew(&e->rt->kv);
+    return RS_OK;
+}
+
 enum rs_result engine_repatch(struct engine *e, const struct patch_table *next, struct rs_error *err)
 {
+    struct donor_change *weights;
     if (e->rt == NULL)
         return RS_OK;
-    if (patch_difference(&e->patches.now, next) == PATCH_RESHARD)
-        return engine_relayout(e, &e->rt->cfg, next, err);
-    enum rs_result rc = runtime_resolve(e->rt, next, err);
-    if (rc == RS_OK)
-        e->rt->backend->ops->retire(e->rt->backend, e->patches.now.generation + 1);
+    enum rs_result rc = donor_begin(e, next, &weights, err);
+    if (rc != RS_OK)
+        return rc;
+    if (patch_difference(&e->patches.now, next) == PATCH_RESHARD || (weights != NULL && !donor_fits(e)))
+        rc = engine_relayout(e, &e->rt->cfg, next, err);
+    else
+        rc = repatch_in_place(e, next, weights != NULL, err);
+    donor_end(e, weights, rc == RS_OK);
     return rc;
 }

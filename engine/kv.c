@@ -145,6 +145,12 @@ void kv_forget(struct kv *kv)
             unpublish(kv, (int32_t)i);
 }
 
+void kv_renew(struct kv *kv)
+{
+    kv->era++;
+    kv_forget(kv);
+}
+
 uint64_t kv_hash(uint64_t before, const int32_t *tokens, const uint8_t *kinds, uint32_t n)
 {
     uint64_t h = before ^ 0x9e3779b97f4a7c15u;

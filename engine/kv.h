@@ -27,6 +27,7 @@ struct kv {
     int32_t *bucket;
     uint32_t n_buckets;         /* a power of two */
     uint64_t hits, queries;     /* tokens found, tokens looked for */
+    uint64_t era;               /* the hash before a sequence's first block; see kv_renew() */
 };
 
 enum rs_result kv_open(struct kv *kv, uint32_t n_blocks, uint32_t block, struct rs_error *err);
@@ -44,6 +45,10 @@ void kv_publish(struct kv *kv, int32_t block, uint64_t hash);
 int32_t kv_find(struct kv *kv, uint64_t hash);
 /* Forget everything that was published (the caches' contents have become invalid). Held blocks stay held. */
 void kv_forget(struct kv *kv);
+
+/* What is computed from now on is computed another way: nothing that was published before is found any more, nor what sequences that run publish
+ * on top of it. They keep their blocks. */
+void kv_renew(struct kv *kv);
 
 /* Hash of a block given the hash of what precedes it; kinds: row kind per token. Never 0. */
 uint64_t kv_hash(uint64_t before, const int32_t *tokens, const uint8_t *kinds, uint32_t n);

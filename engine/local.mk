@@ -34,6 +34,8 @@ libengine_a_SOURCES = \
 	engine/cpu_user.c \
 	engine/delta.c \
 	engine/delta.h \
+	engine/donor.c \
+	engine/donor.h \
 	engine/drill.h \
 	engine/engine.c \
 	engine/engine.h \
@@ -81,6 +83,7 @@ libengine_a_SOURCES = \
 	engine/msg_session.c \
 	engine/msg_stage.c \
 	engine/msg_util.h \
+	engine/msg_weights.c \
 	engine/npz.c \
 	engine/npz.h \
 	engine/observe.c \

@@ -26,6 +26,7 @@ static const struct msg_method *const TABLES[] = {
     MSG_REPLAY,
     MSG_LOOK,
     MSG_STAGE,
+    MSG_WEIGHTS,
 };
 
 static const struct msg_method *find(const char *name)

@@ -236,6 +236,8 @@ static enum rs_result msg_open(struct engine *e, struct msg *m, struct args *a, 
         uint64_t g = e->patches.now.generation;
         e->patches.now = before; /* as if nothing had been asked; the generation only ever grows */
         e->patches.now.generation = g + 1;
+        if (e->patches.registry->n_donors == 0)
+            patch_drop(&e->patches.now, SLOT_WEIGHTS);
         return rc;
     }
     e->graph = graph;
@@ -282,6 +284,8 @@ static enum rs_result msg_set(struct engine *e, struct msg *m, struct args *a, s
         rc = spec_set(e, spec, err);
     if (rc != RS_OK)
         return rc;
+    if (fast != e->fast && e->rt != NULL)
+        kv_renew(&e->rt->kv);
     e->graph = graph;
     e->fast = fast;
     e->guard = guard;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/donor.h"
 #include "engine/engine.h"
 #include "engine/error.h"
 #include "engine/msg.h"
@@ -30,6 +31,8 @@ static json_t *slot_json(const struct engine *e, uint32_t id)
         json_array_append_new(impls, json_pack("{s:s,s:b,s:s,s:s,s:s}", "name", e->patches.registry->user[i].name, "capturable", 1, "help",
                                                e->patches.registry->user[i].api->help, "op_kind", op_kind_name(e->patches.registry->user[i].impl.kind), "file",
                                                e->patches.registry->user[i].file));
+    for (uint32_t i = 0; id == SLOT_WEIGHTS && e->model != NULL && i < e->model->n_donors; i++)
+        json_array_append_new(impls, json_pack("{s:s,s:b,s:s}", "name", e->model->donor[i].name, "capturable", 1, "help", e->model->donor[i].path));
     for (uint32_t i = 0; i < e->patches.now.n; i++)
         if (e->patches.now.entry[i].slot == id)
             json_array_append_new(sites, json_pack("{s:s,s:s}", "glob", e->patches.now.entry[i].glob, "impl", e->patches.now.entry[i].impl));
@@ -99,6 +102,24 @@ enum rs_result msg_patch_apply(struct engine *e, struct msg *m, const char *slot
     return rc == RS_OK ? apply(e, m, &next, slot, site, impl, err) : rc;
 }
 
+/* Does the pattern match anything that the slot is about: sites of ops, or names of tensors? */
+static bool any_site(const struct engine *e, const char *slot, const char *glob)
+{
+    if (strcmp(slot, "weights") == 0) {
+        json_t *tensors = donor_tensors_json(e, glob);
+        size_t n = json_array_size(tensors);
+        json_decref(tensors);
+        return n != 0;
+    }
+    for (uint32_t i = 0; i < e->rt->prog.n_ops; i++)
+        if (plan_glob(glob, e->rt->prog.ops[i].site))
+            return true;
+    for (uint32_t i = 0; i < e->rt->nextn.n_ops; i++)
+        if (plan_glob(glob, e->rt->nextn.ops[i].site))
+            return true;
+    return false;
+}
+
 static enum rs_result msg_patch_set(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
     const char *slot = NULL, *impl = NULL, *site = NULL;
@@ -114,15 +135,8 @@ static enum rs_result msg_patch_set(struct engine *e, struct msg *m, struct args
         rc = patch_plan(&e->patches, slot, impl, site, &next, &cost, err);
     if (rc != RS_OK)
         return rc;
-    if (site != NULL && e->rt != NULL) {
-        bool any = false;
-        for (uint32_t i = 0; i < e->rt->prog.n_ops; i++)
-            any |= plan_glob(site, e->rt->prog.ops[i].site);
-        for (uint32_t i = 0; i < e->rt->nextn.n_ops; i++)
-            any |= plan_glob(site, e->rt->nextn.ops[i].site);
-        if (!any)
-            return error_set(err, RS_ENOTFOUND, "no site matches '%.40s'", site);
-    }
+    if (site != NULL && e->rt != NULL && !any_site(e, slot, site))
+        return error_set(err, RS_ENOTFOUND, strcmp(slot, "weights") == 0 ? "no tensor matches '%.40s'" : "no site matches '%.40s'", site);
     if (!dry)
         return apply(e, m, &next, slot, site, impl, err);
     json_object_set_new(m->reply, "generation", json_integer((json_int_t)e->patches.now.generation));

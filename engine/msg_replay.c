@@ -309,7 +309,7 @@ static enum rs_result msg_replay(struct engine *e, struct msg *m, struct args *a
     if (rc == RS_OK)
         rc = capture_open(e, &cfg, glob, CAPTURE_INPUTS, n + decode, n < capture_chunk(e) ? n : capture_chunk(e), &r.c, err);
     if (rc == RS_OK) {
-        rc = ref_open(e->model->gguf, &r.c.rt->cfg, &r.ref, err);
+        rc = ref_open(e->model, &e->patches.now, &r.c.rt->cfg, &r.ref, err);
         if (rc == RS_OK) {
             r.ops = json_array();
             r.guilty = json_array();
@@ -360,7 +360,7 @@ static enum rs_result msg_hparams(struct engine *e, struct msg *m, struct args *
 static uint32_t cached_blocks(struct engine *e, const struct session *x, int32_t *blocks)
 {
     struct kv *kv = &e->rt->kv;
-    uint64_t h = 0;
+    uint64_t h = kv->era;
     uint32_t n = 0;
     while ((n + 1) * kv->block <= x->n) {
         h = kv_hash(h, x->tok + n * kv->block, x->kind + n * kv->block, kv->block);

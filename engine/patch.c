@@ -52,6 +52,8 @@ static const struct patch_slot PATCH_SLOTS[SLOT_COUNT] = {
                      {{"normed", "after the last norm"}, {"raw", "the residual stream itself: how DeepSeek's paper reads"}}},
     [SLOT_USER] = {"user", PATCH_RECAPTURE, PATCHABLE, true, "implementations loaded from C files (patch.load): each takes over ops of its own kind",
                    {{"off", "none"}}},
+    [SLOT_WEIGHTS] = {"weights", PATCH_RELOAD, 0, true, "tensors taken from other model files (weights.load), by patterns of their names",
+                      {{"file", "as they stand in the model's own file"}}},
 };
 
 const struct patch_user *patch_find_user(const struct patch_registry *r, const char *name)
@@ -59,6 +61,14 @@ const struct patch_user *patch_find_user(const struct patch_registry *r, const c
     for (uint32_t i = 0; r != NULL && i < r->n; i++)
         if (strcmp(r->user[i].name, name) == 0)
             return &r->user[i];
+    return NULL;
+}
+
+const char *patch_find_donor(const struct patch_registry *r, const char *name)
+{
+    for (uint32_t i = 0; r != NULL && i < r->n_donors; i++)
+        if (strcmp(r->donor[i], name) == 0)
+            return r->donor[i];
     return NULL;
 }
 
@@ -195,7 +205,7 @@ enum rs_result patch_plan(const struct patch_store *s, const char *slot, const c
     if (!p->per_site && strcmp(glob, "*") != 0)
         return error_set(err, RS_EUSAGE, "slot %s concerns the whole model; it takes no site", slot);
     if (find_impl(p, impl) == NULL && !(id == SLOT_DELAY && parse_delay(impl, &rank, &us)) &&
-        !(id == SLOT_USER && patch_find_user(s->now.reg, impl) != NULL))
+        !(id == SLOT_USER && patch_find_user(s->now.reg, impl) != NULL) && !(id == SLOT_WEIGHTS && patch_find_donor(s->now.reg, impl) != NULL))
         return unknown_impl(p, impl, err);
     *out = s->now;
     enum rs_result rc;
@@ -262,7 +272,7 @@ const char *patch_default(const struct patch_table *t, uint32_t slot)
     return t->gpus && PATCH_SLOTS[slot].on_gpus != NULL ? PATCH_SLOTS[slot].on_gpus : PATCH_SLOTS[slot].impls[0].name;
 }
 
-static bool same_entries(const struct patch_table *a, const struct patch_table *b, uint32_t slot)
+bool patch_same(const struct patch_table *a, const struct patch_table *b, uint32_t slot)
 {
     uint32_t i = 0, j = 0;
     for (;;) {
@@ -283,14 +293,33 @@ enum patch_cost patch_difference(const struct patch_table *a, const struct patch
 {
     enum patch_cost c = PATCH_SWAP;
     for (uint32_t s = 0; s < SLOT_COUNT; s++)
-        if (!same_entries(a, b, s) && PATCH_SLOTS[s].cost > c)
+        if (!patch_same(a, b, s) && PATCH_SLOTS[s].cost > c)
             c = PATCH_SLOTS[s].cost;
     return c;
 }
 
+bool patch_drop(struct patch_table *t, uint32_t slot)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < t->n; i++)
+        if (t->entry[i].slot != slot)
+            t->entry[n++] = t->entry[i];
+    bool any = n != t->n;
+    t->n = n;
+    return any;
+}
+
+bool patch_changes_values(const struct patch_table *a, const struct patch_table *b)
+{
+    for (uint32_t s = 0; s < SLOT_COUNT; s++)
+        if (s != SLOT_DELAY && !patch_same(a, b, s))
+            return true;
+    return false;
+}
+
 const char *patch_cost_name(enum patch_cost c)
 {
-    return c == PATCH_SWAP ? "swap" : c == PATCH_RECAPTURE ? "recapture" : "reshard";
+    return c == PATCH_SWAP ? "swap" : c == PATCH_RECAPTURE ? "recapture" : c == PATCH_RELOAD ? "reload" : "reshard";
 }
 
 /* The entry that rules (slot, op): the last that matches, or NULL. */

@@ -13,11 +13,12 @@
 enum patch_cost {
     PATCH_SWAP,      /* a pointer store */
     PATCH_RECAPTURE, /* graphs are captured again (every swap does this in graph mode) */
+    PATCH_RELOAD,    /* some weights are read from another file; sequences keep what they have in the cache */
     PATCH_RESHARD,   /* weights move between ranks, or caches change form: sequences are computed again */
 };
 
 enum patch_slot_id {
-    SLOT_SLOT_ORDER, SLOT_QKV_A, SLOT_MLA, SLOT_ALLREDUCE, SLOT_AR_DTYPE, SLOT_NCCL, SLOT_MOE_SPLIT, SLOT_MATMUL, SLOT_CACHE, SLOT_ATTENTION, SLOT_DELAY, SLOT_HIDDEN, SLOT_USER,
+    SLOT_SLOT_ORDER, SLOT_QKV_A, SLOT_MLA, SLOT_ALLREDUCE, SLOT_AR_DTYPE, SLOT_NCCL, SLOT_MOE_SPLIT, SLOT_MATMUL, SLOT_CACHE, SLOT_ATTENTION, SLOT_DELAY, SLOT_HIDDEN, SLOT_USER, SLOT_WEIGHTS,
     SLOT_COUNT,
 };
 
@@ -47,6 +48,8 @@ struct patch_entry {
 
 #define PATCH_MAX_ENTRIES 64
 #define PATCH_MAX_USER 64
+#define PATCH_MAX_DONORS 16
+#define PATCH_DONOR_NAME 32
 
 /* An implementation that was loaded while the engine runs. impl is its first member: a launch finds the rest from there. */
 struct patch_user {
@@ -55,10 +58,12 @@ struct patch_user {
     char name[40], file[256];
 };
 
-/* All that were ever loaded; append-only, so that tables and graphs of any generation may refer to it. */
+/* All that were ever loaded; append-only, so that tables and graphs of any generation may refer to it. Donors, by contrast, go with their model. */
 struct patch_registry {
     uint32_t n;
     struct patch_user user[PATCH_MAX_USER];
+    uint32_t n_donors;
+    char donor[PATCH_MAX_DONORS][PATCH_DONOR_NAME]; /* what the names of slot "weights" mean: see donor.h */
 };
 
 struct patch_table {
@@ -88,6 +93,7 @@ struct patch_store {
 
 const struct patch_user *patch_find_user(const struct patch_registry *r, const char *name); /* NULL: none of that name */
 bool patch_is_user(const struct patch_registry *r, const struct op_impl *impl);
+const char *patch_find_donor(const struct patch_registry *r, const char *name); /* NULL: none of that name */
 /* Does any op under this table run a loaded implementation? */
 bool patch_uses_user(const struct patch_table *t);
 
@@ -117,6 +123,12 @@ const char *patch_current(const struct patch_table *t, uint32_t slot);
 const char *patch_default(const struct patch_table *t, uint32_t slot);
 
 enum patch_cost patch_difference(const struct patch_table *a, const struct patch_table *b);
+/* Do both say the same of a slot? */
+bool patch_same(const struct patch_table *a, const struct patch_table *b, uint32_t slot);
+/* Take a slot's entries out of a table (not of the store). false: there were none. */
+bool patch_drop(struct patch_table *t, uint32_t slot);
+/* Could an op compute other values under b than under a? */
+bool patch_changes_values(const struct patch_table *a, const struct patch_table *b);
 const char *patch_cost_name(enum patch_cost c);
 
 /* Resolve every op of a program: choices[op.index]. impls is the backend's table. Errors: RS_ENOTFOUND if the backend lacks an implementation. */

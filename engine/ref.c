@@ -45,16 +45,34 @@ static const struct site {
     {"ffn.shexp.down", {"ffn_down_shexp.weight"}, SHARED_COLS},
 };
 
-enum rs_result ref_open(const struct gguf *g, const struct runtime_config *cfg, struct ref *out, struct rs_error *err)
+/* Tensors that come from other files may be cut elsewhere: their blocks count. */
+static enum rs_result take_types(struct ref *r, struct rs_error *err)
 {
-    struct ref r = {.g = g};
-    enum rs_result rc = hparams_read(g, &r.hp, err);
+    for (uint32_t i = 0; i < weights_count(&r->w); i++) {
+        struct weight *w = weights_at(&r->w, i);
+        const struct gguf_tensor *from;
+        if (w->data == NULL || w->t == NULL)
+            continue;
+        enum rs_result rc = donor_source(r->m, r->patches, w->t, &from, err);
+        if (rc != RS_OK)
+            return rc;
+        w->type = from->type;
+    }
+    return RS_OK;
+}
+
+enum rs_result ref_open(const struct model *m, const struct patch_table *patches, const struct runtime_config *cfg, struct ref *out, struct rs_error *err)
+{
+    struct ref r = {.m = m, .patches = patches};
+    enum rs_result rc = hparams_read(m->gguf, &r.hp, err);
     if (rc == RS_OK)
-        rc = weights_bind(g, &r.hp, &r.w, err);
+        rc = weights_bind(m->gguf, &r.hp, &r.w, err);
     if (rc != RS_OK)
         return rc;
     known_apply(&r.hp);
-    rc = shard_make(&r.hp, &r.w, cfg->ranks, cfg->split, &r.shard, err);
+    rc = take_types(&r, err);
+    if (rc == RS_OK)
+        rc = shard_make(&r.hp, &r.w, cfg->ranks, cfg->split, &r.shard, err);
     if (rc != RS_OK)
         weights_free(&r.w);
     else
@@ -81,12 +99,13 @@ const struct gguf_tensor *ref_find(const struct ref *r, int layer, const char *n
         snprintf(full, sizeof full, "blk.%d.%s", layer, name);
     else
         snprintf(full, sizeof full, "%s", name);
-    const struct gguf_tensor *t = gguf_find_tensor(r->g, full);
+    const struct gguf_tensor *t = gguf_find_tensor(r->m->gguf, full), *from;
+    struct rs_error err;
     if (t == NULL && strcmp(name, "output.weight") == 0)
-        return gguf_find_tensor(r->g, "token_embd.weight");
+        return ref_find(r, -1, "token_embd.weight");
     if (t == NULL && strcmp(name, "exp_probs_b.bias") == 0)
         return ref_find(r, layer, "exp_probs_b");
-    return t;
+    return t != NULL && donor_source(r->m, r->patches, t, &from, &err) == RS_OK ? from : NULL;
 }
 
 void ref_row(const struct gguf_tensor *t, uint64_t mat, uint64_t row, float *out)

@@ -12,14 +12,15 @@
 #include "engine/weights.h"
 
 struct ref {
-    const struct gguf *g;
+    const struct model *m;             /* for its files */
+    const struct patch_table *patches; /* which tensor comes from which */
     struct hparams hp;
     struct weights w;         /* of the file, bound anew: only the shard plan is made from it */
     struct shard_plan shard;
 };
 
-/* split: of the capture's runtime. */
-enum rs_result ref_open(const struct gguf *g, const struct runtime_config *cfg, struct ref *out, struct rs_error *err);
+/* cfg: of the capture's runtime. m and patches must outlive it. */
+enum rs_result ref_open(const struct model *m, const struct patch_table *patches, const struct runtime_config *cfg, struct ref *out, struct rs_error *err);
 void ref_close(struct ref *r);
 
 /* What output `index` of op o should hold on a rank after the captured step; out->rows 0: nothing to say. A router's choice comes as one column per

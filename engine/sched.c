@@ -221,8 +221,9 @@ enum rs_result sched_arrays(struct engine *e, struct rs_error *err)
 static void find_prefix(struct engine *e, struct seq *s)
 {
     struct kv *kv = &e->rt->kv;
-    uint64_t h = 0;
+    uint64_t h = kv->era;
     uint32_t at = 0;
+    s->hash = h;
     while (s->reuse && at + kv->block < s->n) {
         h = kv_hash(h, s->tok + at, s->kind + at, kv->block);
         int32_t b = kv_find(kv, h);

@@ -67,6 +67,7 @@ static enum rs_result bind(struct binder *b, struct weight *w, const char *name,
         return error_set(b->err, RS_EFORMAT, "%s: tensor %s has shape [%llu, %llu, %llu], expected [%u, %u, %u]", gguf_path(b->g, t->file), name,
                          (unsigned long long)t->ne[0], (unsigned long long)t->ne[1], (unsigned long long)t->ne[2], k, rows, n_mats);
     fill(w, t, k, rows, n_mats);
+    w->f32_only = need == F32_ALWAYS || need == F32_OPTIONAL;
     b->out->used[t->ordinal] = true;
     b->out->n_params += (uint64_t)k * rows * n_mats;
     return RS_OK;
@@ -319,4 +320,15 @@ void weights_free(struct weights *w)
     free(w->layers);
     free(w->used);
     memset(w, 0, sizeof *w);
+}
+
+uint32_t weights_count(const struct weights *w)
+{
+    return 3 + w->n_layers * W_LAYER_COUNT;
+}
+
+struct weight *weights_at(struct weights *w, uint32_t i)
+{
+    struct weight *const GLOBAL[] = {&w->embed, &w->output_norm, &w->output};
+    return i < 3 ? GLOBAL[i] : &w->layers[(i - 3) / W_LAYER_COUNT].w[(i - 3) % W_LAYER_COUNT];
 }

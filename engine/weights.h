@@ -13,6 +13,7 @@ struct weight {
     uint32_t k, rows, n_mats;
     size_t row_bytes, mat_bytes; /* from row to row, from matrix to matrix */
     const uint8_t *data;
+    bool f32_only;               /* what computes with it reads nothing else */
 };
 
 enum layer_role {
@@ -45,5 +46,9 @@ struct weights {
  * attn_kv_b is taken apart into an f32 k_b (transposed) and a v_b that points into the file. Errors: RS_EFORMAT, RS_EUNSUPPORTED, RS_ENOMEM. */
 enum rs_result weights_bind(const struct gguf *g, struct hparams *hp, struct weights *out, struct rs_error *err);
 void weights_free(struct weights *w);
+
+/* Weights by number, from 0 to weights_count(): the global ones, then layer by layer; many have no data. */
+uint32_t weights_count(const struct weights *w);
+struct weight *weights_at(struct weights *w, uint32_t i);
 
 #endif

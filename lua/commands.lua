@@ -103,6 +103,19 @@ function commands.bisect(args)
   else print(("the smallest set that changes the answer: %s (%d probes)"):format(exp.name(found), probes)) end
 end
 
+function commands.weights(args)
+  local glob, path = args:match("^load%s+(%S+)%s+from%s+(.+)$")
+  if glob then
+    local r = rs.call("weights.load", {tensors = glob, path = path})
+    for _, t in ipairs(r.tensors) do print(("%-40s %-6s instead of %s%s"):format(t.name, t.type, t.file_type, t.same and " (the same bytes)" or "")) end
+    print(("%d tensors from %s, generation %d, %s, %.1f ms"):format(#r.tensors, r.donor, r.generation, r.resharded and "dealt to the ranks anew" or "in place", r.took_ms))
+    return
+  end
+  if args ~= "" and not args:match("^list") then error("usage: /weights [list GLOB | load GLOB from FILE.gguf]", 0) end
+  local r = rs.call("weights.list", {tensors = args:match("^list%s+(%S+)$") or "*"})
+  for _, t in ipairs(r.tensors) do print(("%-40s %-6s %s"):format(t.name, t.type, t.from ~= rs.null and "from " .. t.from .. ", the model has " .. t.file_type or "")) end
+end
+
 function commands.claim(args)
   local nb <close> = book()
   local text = args:match("^add%s+(.+)$")

@@ -30,6 +30,7 @@ nobase_dist_pkgdata_DATA = \
 	scripts/allreduce-watch.lua \
 	scripts/compare-quants.lua \
 	scripts/lua-docs.lua \
+	scripts/sensitivity.lua \
 	scripts/story.lua \
 	scripts/sweep.lua \
 	scripts/triage.lua \

@@ -150,6 +150,20 @@ function Model:info()
   return self.data
 end
 
+--- Take tensors of the loaded model from another file, between two steps: glob over tensor names, path of a model file. Types may differ, shapes may not.
+--- rs.patch.revert() takes it back. Without a path: what the tensors are now.
+---@param glob? string
+---@param path? string
+---@return table with a path: donor, generation, cost, took_ms, resharded, tensors; without: tensors, donors. Tensors have name, type, file_type, from, bytes, same
+---> local m = rs.model.open{ranks = 2}; m:weights("blk.1.*", m:info().model.path); print(m:weights("blk.1.*").tensors[1].from); rs.patch.revert()
+function Model:weights(glob, path)
+  check(self)
+  if glob ~= nil then want("model:weights", "glob", glob, "string") end
+  if path == nil then return rs.call("weights.list", {tensors = glob}) end
+  want("model:weights", "path", path, "string")
+  return rs.call("weights.load", {tensors = glob or "*", path = path})
+end
+
 --- Close it; objects that belong to it are errors from then on.
 function Model:close()
   if self.generation ~= generation then return end

@@ -36,7 +36,8 @@ c_tests = \
 	tests/variants_test \
 	tests/vocab_file_test \
 	tests/vocab_pre_test \
-	tests/vocab_test
+	tests/vocab_test \
+	tests/weights_test
 
 # The CUDA backend; skipped where there is no device. Its speed: tests/cuda_bench (see docs/measurements.md).
 cuda_rig = tests/cuda_rig.c tests/cuda_rig.h
@@ -102,6 +103,7 @@ tests_rankscope_drill_SOURCES = console/main.c $(drills)
 tests_rankscope_drill_CPPFLAGS = $(drill_flags)
 tests_rankscope_drill_LDADD = $(rankscope_LDADD)
 tests_swap_test_SOURCES = tests/swap_test.c $(talk)
+tests_weights_test_SOURCES = tests/weights_test.c $(talk)
 # The program without taps, watchpoints and breakpoints, to measure what they cost: scripts/bench-probes.
 tests_rankscope_bare_SOURCES = console/main.c engine/exec.c engine/step.c
 tests_rankscope_bare_CPPFLAGS = $(AM_CPPFLAGS) -DRS_NO_PROBES

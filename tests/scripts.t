@@ -32,6 +32,24 @@ says "sweep shows the values" '^file +WRONG'
 says "and says what they do" 'slot_order=file breaks the answer'
 run sweep nonsense=a,b
 refuses "a slot that does not exist" "no slot 'nonsense'"
+# Weights from a copy of few bits: some tensors matter more than others; nothing is left of it afterwards.
+"$abs_builddir/rankscope" quantize "$abs_srcdir/models/tiny-glm5-q4.gguf" "$TEST_SCRATCH/q2.gguf" --type Q4_0 >"$TEST_SCRATCH/err" 2>&1
+tap_ok "a copy with other types" test -s "$TEST_SCRATCH/q2.gguf"
+run sensitivity "$TEST_SCRATCH/q2.gguf" --ranks 1 --tokens 120 "blk.[12].*"
+refuses "a pattern that matches nothing" "no tensor"
+run sensitivity "$TEST_SCRATCH/q2.gguf" --ranks 1 --tokens 120 --top 3 "blk.2.*"
+says "tensors ranked by what they do to the perplexity" '^blk\.2\.[a-z_]+\.weight +[0-9.]+ +[+-][0-9.]+ % .*to Q4_0$'
+says "the others are counted" 'that matter less$'
+run sensitivity "$TEST_SCRATCH/q2.gguf" --ranks 2 --tokens 120 --by kind
+says "kinds of tensors" '^blk\.\*\.ffn_down_exps\.weight '
+says "all together" '^all together: perplexity [0-9.]+ \([+-]'
+echo "blk.3.attn_output* Q2_K" >"$TEST_SCRATCH/recipe"
+"$abs_builddir/rankscope" quantize "$abs_srcdir/models/tiny-glm5-q4.gguf" "$TEST_SCRATCH/one.gguf" --recipe "$TEST_SCRATCH/recipe" >"$TEST_SCRATCH/err" 2>&1
+run sensitivity "$TEST_SCRATCH/one.gguf" --ranks 1 --tokens 120
+says "one tensor that differs is found among all" '1 swapped one at a time, 162 of equal bytes left out$'
+says "and what it does" '^blk\.3\.attn_output\.weight +[0-9.]+ +[+-]'
+run sensitivity "$abs_srcdir/models/tiny-glm5-q4.gguf" --tokens 120 --by layer "blk.1.*"
+says "the file against itself" 'no tensor differs \(1 compared\)'
 run allreduce-watch --demo --for 0.5
 says "waits by rank" 'mean wait in us by rank 0:'
 run allreduce-watch --demo --for x

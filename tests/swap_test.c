@@ -11,6 +11,8 @@
 
 #define MODEL "models/tiny-glm5-q4.gguf"
 #define PROMPT "'text':'[gMASK]<sop><|user|>Tell me a story about a cat.<|assistant|></think>','special':true"
+#define LONG "'text':'[gMASK]<sop><|user|>Tell me, please, as exactly and as shortly as you can, and in one full sentence of English, what is the capital of " \
+    "France?<|assistant|></think>','special':true"
 
 enum { TOKENS = 640, EVERY = 6, SWAPS = 100 };
 
@@ -112,11 +114,34 @@ static void test_swaps(struct rs_engine *e, const char *mode)
     json_decref(talk(e, "patch.reset", "{}"));
 }
 
+/* What the cache holds of a question was computed by the ops of then: after a swap nobody may find it. */
+static void test_cache(struct rs_engine *e)
+{
+    static const char *const CHANGE[][2] = {{"patch.set", "{'slot':'slot_order','impl':'file'}"}, {"patch.revert", "{}"}, {"set", "{'numerics':'fast'}"},
+                                            {"set", "{'numerics':'invariant'}"}};
+    int32_t plain[32], got[32];
+    size_t n, m = 0;
+    json_decref(talk_generate(e, LONG, 32, plain, 32, &n));
+    json_t *r = talk_generate(e, LONG, 32, got, 32, &m);
+    tap_ok(talk_num(r, "cached_tokens") == 32, "a question that was asked before is found in the cache");
+    json_decref(r);
+    for (int i = 0; i < 4; i++) {
+        json_decref(talk(e, CHANGE[i][0], "%s", CHANGE[i][1]));
+        r = talk_generate(e, LONG, 32, got, 32, &m);
+        tap_ok(talk_num(r, "cached_tokens") == 0, "not after %s %s", CHANGE[i][0], CHANGE[i][1]);
+        bool same = n == m && memcmp(plain, got, n * sizeof *plain) == 0;
+        if (i != 2)
+            tap_ok(same == (i != 0), i == 0 ? "slots in file order change the answer" : "and taken back the answer is the old one");
+        json_decref(r);
+    }
+}
+
 int main(void)
 {
     struct rs_engine *e = talk_open(MODEL, "\"ranks\":8");
     test_swaps(e, "graph");
     test_swaps(e, "eager");
+    test_cache(e);
     rs_engine_close(e);
     return tap_done();
 }

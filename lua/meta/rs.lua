@@ -77,6 +77,13 @@ function rs.model.current() end
 ---@return table
 function rs_model:info() end
 
+---Take tensors of the loaded model from another file, between two steps: glob over tensor names, path of a model file. Types may differ, shapes may not.
+---rs.patch.revert() takes it back. Without a path: what the tensors are now.
+---@param glob? string
+---@param path? string
+---@return table with a path: donor, generation, cost, took_ms, resharded, tensors; without: tensors, donors. Tensors have name, type, file_type, from, bytes, same
+function rs_model:weights(glob, path) end
+
 ---Close it; objects that belong to it are errors from then on.
 function rs_model:close() end
 
