@@ -62,7 +62,7 @@ test_helpers = \
 	tests/rankscope-fake
 
 # Speed of the CPU matmul: make bench-kernels
-EXTRA_PROGRAMS += tests/matmul_bench tests/rankscope-bare tests/transport_bench tests/tui_record
+EXTRA_PROGRAMS += tests/matmul_bench tests/step_bench tests/rankscope-bare tests/transport_bench tests/tui_record
 bench-kernels: tests/matmul_bench
 	tests/matmul_bench
 .PHONY: bench-kernels

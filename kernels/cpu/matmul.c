@@ -280,10 +280,17 @@ void krn_matmul_drive_q8(const struct krn_matmul *whole, const struct krn_panel_
         copy.packed = NULL;
     struct job job = {.m = m, .ops = ops, .form = krn_quant_form(m->type)};
     size_t row = m->row0;
-    if (m->n_cols == 1 && ops->gemv_q8 != NULL && m->row0 < m->row1) {
-        row += (m->row1 - m->row0) / PANEL_ROWS * PANEL_ROWS;
+    if (m->n_cols <= KRN_FEW && ops->few_q8 != NULL && m->row0 < m->row1) {
+        struct krn_few few = {.n = (int)m->n_cols};
+        size_t end = row + (m->row1 - m->row0) / PANEL_ROWS * PANEL_ROWS;
         set_columns(&job, 0);
-        ops->gemv_q8(m, m->row0, row, job.x[0], output(m, 0), m->col_scale != NULL ? m->col_scale[0] : 1.0f);
+        for (size_t c = 0; c < m->n_cols; c++) {
+            few.x[c] = job.x[c];
+            few.y[c] = output(m, c);
+            few.scale[c] = m->col_scale != NULL ? m->col_scale[c] : 1.0f;
+        }
+        if (ops->few_q8(m, row, end, &few))
+            row = end;
     }
     if (row < m->row1)
         drive(&job, block_q8, row);

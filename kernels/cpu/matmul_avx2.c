@@ -114,7 +114,7 @@ static void quantise_row(const float *x, void *q8, size_t k)
 /* ---- table ---- */
 
 static const struct krn_panel_ops ops = {
-    .unpack = unpack, .unpack_packed = unpack_packed, .tile_q8 = tile_q8, .unpack_f32 = unpack_f32, .expand = expand, .column_f32 = column_f32, .tile_f32 = tile_f32, .gemv_q8 = gemv_q8,
+    .unpack = unpack, .unpack_packed = unpack_packed, .tile_q8 = tile_q8, .unpack_f32 = unpack_f32, .expand = expand, .column_f32 = column_f32, .tile_f32 = tile_f32, .few_q8 = few_q8,
 };
 
 static void avx2_q8(const struct krn_matmul *m)

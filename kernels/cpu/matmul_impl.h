@@ -43,6 +43,15 @@ struct krn_rows {
     size_t lane;
 };
 
+enum { KRN_FEW = 4 };
+
+/* A few columns: y[c][row] = scale[c] * sum, or +=. */
+struct krn_few {
+    int n;
+    const uint8_t *x[KRN_FEW];
+    float *y[KRN_FEW], scale[KRN_FEW];
+};
+
 /* One ISA's operations on n weights of K: a multiple of 32 where q8 activations or quantised weights are concerned, else anything up to 256. */
 struct krn_panel_ops {
     void (*unpack)(uint32_t type, struct krn_rows rows, size_t n, struct krn_panel *p);
@@ -61,8 +70,8 @@ struct krn_panel_ops {
     /* Multiply one panel by n_cols columns and add to the sums from row on. x points at starts of f32 rows, offset is the chunk's first k. */
     void (*tile_f32)(const struct krn_panel_f32 *p, size_t n, const uint8_t *const *x, size_t offset, size_t n_cols, struct krn_sums *sums,
                      size_t row);
-    /* Rows row..end-1, a whole number of panels, times one column x: y[row] = scale * sum, or +=. NULL: there is nothing faster than tiles. */
-    void (*gemv_q8)(const struct krn_matmul *m, size_t row, size_t end, const uint8_t *x, float *y, float scale);
+    /* Rows row..end-1, a whole number of panels, times few columns, without a panel in between. false, and nothing done: tiles are as good. NULL: always. */
+    bool (*few_q8)(const struct krn_matmul *m, size_t row, size_t end, const struct krn_few *f);
 };
 
 /* Bytes of a packed panel's chunk of n weights of K. */

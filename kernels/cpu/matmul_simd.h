@@ -19,7 +19,7 @@ static void unpack(uint32_t type, struct krn_rows rows, size_t n, struct krn_pan
 {
     for (size_t lane = 0; lane < PANEL_ROWS; lane += LANES) {
         struct sink s = sink_at(p, lane);
-        unpack_type(type, rows, n, &s, true);
+        unpack_type(type, rows, n, &s, 0);
         rows.w += LANES * rows.stride;
     }
 }
@@ -29,7 +29,7 @@ static void unpack_packed(uint32_t type, const uint8_t *w, size_t n, struct krn_
 {
     for (size_t lane = 0; lane < PANEL_ROWS; lane += LANES) {
         struct sink s = sink_at(p, lane);
-        unpack_type(type, (struct krn_rows){.w = w, .packed = true, .lane = lane}, n, &s, true);
+        unpack_type(type, (struct krn_rows){.w = w, .packed = true, .lane = lane}, n, &s, 0);
     }
 }
 
@@ -55,16 +55,16 @@ INLINE bool has_zero_point(const bool minima, const unsigned shift)
 
 /* ---- one column ---- */
 
-/* Add a chunk's groups to the sums of LANES rows. */
-INLINE vflt add_groups(vflt sum, const struct sink *s, const struct krn_q8_block *block, size_t n, const int group, const bool minima,
+/* Add a chunk's groups of column `col` to the sums of LANES rows. */
+INLINE vflt add_groups(vflt sum, const struct sink *s, const int col, const struct krn_q8_block *block, size_t n, const int group, const bool minima,
                        const unsigned shift)
 {
     for (size_t k = 0; k < n; k += (size_t)group) {
         const int upper = group == 16 && k % 32 != 0;
         const struct krn_q8_block *b = &block[k / 32];
-        vint dot = s->dots[k / 16];
+        vint dot = s->dots[col][k / 16];
         if (group == 32)
-            dot = v_add32(dot, s->dots[k / 16 + 1]);
+            dot = v_add32(dot, s->dots[col][k / 16 + 1]);
         if (has_zero_point(minima, shift))
             dot = v_add32(dot, zero_points(b, group, upper, shift));
         vflt scale = f_mul(f_load(s->a[k / (size_t)group]), f_all(b->d));
@@ -105,7 +105,7 @@ INLINE void gemv_type(const struct krn_matmul *m, size_t row, size_t end, const 
                       const int group, const bool minima, const unsigned shift)
 {
     struct krn_panel p;
-    vint dots[CHUNK_K / 16];
+    vint dots[1][CHUNK_K / 16];
     struct sink s = sink_at(&p, 0);
     const struct krn_q8_block *blocks = (const struct krn_q8_block *)(x + krn_q8_blocks_offset(m->k));
     const size_t chunk_bytes = krn_row_bytes(type, CHUNK_K);
@@ -118,10 +118,10 @@ INLINE void gemv_type(const struct krn_matmul *m, size_t row, size_t end, const 
         struct krn_rows rows = {.w = m->w + row * m->w_stride, .stride = m->w_stride};
         for (size_t k = 0; k < m->k; k += CHUNK_K) {
             size_t n = m->k - k < CHUNK_K ? m->k - k : CHUNK_K;
-            s.x = (const int8_t *)x + k;
+            s.x[0] = (const int8_t *)x + k;
             scout_step(&scout, chunk_bytes, true);
-            unpack_type(type, rows, n, &s, false);
-            sum = add_groups(sum, &s, blocks + k / 32, n, group, minima, shift);
+            unpack_type(type, rows, n, &s, 1);
+            sum = add_groups(sum, &s, 0, blocks + k / 32, n, group, minima, shift);
             rows.w += chunk_bytes;
         }
         sum = f_mul(sum, f_all(scale));
@@ -133,81 +133,105 @@ INLINE void gemv_type(const struct krn_matmul *m, size_t row, size_t end, const 
 
 enum { PACKED_AHEAD = 4096 }; /* bytes between what is multiplied and what is asked for */
 
-/* As gemv_type, from packed weights. */
-INLINE void gemv_packed_type(const struct krn_matmul *m, size_t row, size_t end, const uint8_t *x, float *y, float scale, const uint32_t type,
+/* As gemv_type, from packed weights and for `cols` columns: weights are unpacked once for all of them. */
+INLINE void gemv_packed_type(const struct krn_matmul *m, size_t row, size_t end, const struct krn_few *few, const int cols, const uint32_t type,
                              const int group, const bool minima, const unsigned shift)
 {
     struct krn_panel p;
-    vint dots[CHUNK_K / 16];
+    vint dots[KRN_FEW][CHUNK_K / 16];
     struct sink s = sink_at(&p, 0);
-    const struct krn_q8_block *blocks = (const struct krn_q8_block *)(x + krn_q8_blocks_offset(m->k));
+    const size_t blocks = krn_q8_blocks_offset(m->k);
     const size_t whole = krn_packed_chunk_bytes(type, CHUNK_K), rest = m->k % CHUNK_K != 0 ? krn_packed_chunk_bytes(type, m->k % CHUNK_K) : 0;
     const uint8_t *w = krn_packed_panel(m, row, m->k / CHUNK_K * whole + rest);
     s.dots = dots;
     for (; row < end; row += PANEL_ROWS) {
-        vflt sum[PANEL_ROWS / LANES];
-        for (size_t i = 0; i < PANEL_ROWS / LANES; i++)
-            sum[i] = f_all(0);
+        vflt sum[KRN_FEW][PANEL_ROWS / LANES];
+        UNROLL(4) for (int c = 0; c < cols; c++)
+            for (size_t i = 0; i < PANEL_ROWS / LANES; i++)
+                sum[c][i] = f_all(0);
         for (size_t k = 0; k < m->k; k += CHUNK_K) {
             size_t n = m->k - k < CHUNK_K ? m->k - k : CHUNK_K, bytes = n == CHUNK_K ? whole : rest;
-            s.x = (const int8_t *)x + k;
+            UNROLL(4) for (int c = 0; c < cols; c++)
+                s.x[c] = (const int8_t *)few->x[c] + k;
             for (size_t at = 0; at < bytes; at += 64)
                 _mm_prefetch(w + PACKED_AHEAD + at, _MM_HINT_T0);
             for (size_t i = 0; i < PANEL_ROWS / LANES; i++) {
-                unpack_type(type, (struct krn_rows){.w = w, .packed = true, .lane = i * LANES}, n, &s, false);
-                sum[i] = add_groups(sum[i], &s, blocks + k / 32, n, group, minima, shift);
+                unpack_type(type, (struct krn_rows){.w = w, .packed = true, .lane = i * LANES}, n, &s, cols);
+                UNROLL(4) for (int c = 0; c < cols; c++)
+                    sum[c][i] = add_groups(sum[c][i], &s, c, (const struct krn_q8_block *)(few->x[c] + blocks) + k / 32, n, group, minima, shift);
             }
             w += bytes;
         }
-        for (size_t i = 0; i < PANEL_ROWS / LANES; i++) {
-            float *to = y + row + i * LANES;
-            sum[i] = f_mul(sum[i], f_all(scale));
-            f_storeu(to, m->accumulate ? f_add(f_loadu(to), sum[i]) : sum[i]);
-        }
+        UNROLL(4) for (int c = 0; c < cols; c++)
+            for (size_t i = 0; i < PANEL_ROWS / LANES; i++) {
+                float *to = few->y[c] + row + i * LANES;
+                vflt v = f_mul(sum[c][i], f_all(few->scale[c]));
+                f_storeu(to, m->accumulate ? f_add(f_loadu(to), v) : v);
+            }
     }
 }
 
+/* The types that most weights have get code for every number of columns; for others more columns than one go through panels. */
 #define GEMV(type, group, minima, shift)                                                                                                   \
-    static void gemv_##type(const struct krn_matmul *m, size_t row, size_t end, const uint8_t *x, float *y, float scale)                   \
+    static void gemv_##type(const struct krn_matmul *m, size_t row, size_t end, const struct krn_few *f)                                  \
     {                                                                                                                                      \
         if (m->packed != NULL)                                                                                                             \
-            gemv_packed_type(m, row, end, x, y, scale, KRN_##type, group, minima, shift);                                                  \
+            gemv_packed_type(m, row, end, f, 1, KRN_##type, group, minima, shift);                                                         \
         else                                                                                                                               \
-            gemv_type(m, row, end, x, y, scale, KRN_##type, group, minima, shift);                                                         \
+            gemv_type(m, row, end, f->x[0], f->y[0], f->scale[0], KRN_##type, group, minima, shift);                                       \
+    }
+#define GEMV_FEW(type, group, minima, shift)                                                                                               \
+    GEMV(type, group, minima, shift)                                                                                                       \
+    static void few_##type(const struct krn_matmul *m, size_t row, size_t end, const struct krn_few *f)                                   \
+    {                                                                                                                                      \
+        if (f->n == 2)                                                                                                                     \
+            gemv_packed_type(m, row, end, f, 2, KRN_##type, group, minima, shift);                                                         \
+        else if (f->n == 3)                                                                                                                \
+            gemv_packed_type(m, row, end, f, 3, KRN_##type, group, minima, shift);                                                         \
+        else                                                                                                                               \
+            gemv_packed_type(m, row, end, f, 4, KRN_##type, group, minima, shift);                                                         \
     }
 GEMV(Q4_0, 32, false, 3)
 GEMV(Q4_1, 32, true, 0)
 GEMV(Q5_0, 32, false, 4)
 GEMV(Q5_1, 32, true, 0)
-GEMV(Q8_0, 32, false, 7)
+GEMV_FEW(Q8_0, 32, false, 7)
 GEMV(IQ4_NL, 32, false, 7)
 GEMV(Q2_K, 16, true, 0)
 GEMV(Q3_K, 16, false, 2)
-GEMV(Q4_K, 32, true, 0)
-GEMV(Q5_K, 32, true, 0)
-GEMV(Q6_K, 16, false, 5)
+GEMV_FEW(Q4_K, 32, true, 0)
+GEMV_FEW(Q5_K, 32, true, 0)
+GEMV_FEW(Q6_K, 16, false, 5)
 GEMV(IQ4_XS, 32, false, 7)
 
-static void gemv_split(const struct krn_matmul *m, size_t row, size_t end, const uint8_t *x, float *y, float scale)
+static void gemv_split(const struct krn_matmul *m, size_t row, size_t end, const struct krn_few *f)
 {
     const struct krn_quant_form form = krn_quant_form(m->type);
     if (form.group == 32)
-        gemv_type(m, row, end, x, y, scale, m->type, 32, false, form.zero_shift);
+        gemv_type(m, row, end, f->x[0], f->y[0], f->scale[0], m->type, 32, false, form.zero_shift);
     else
-        gemv_type(m, row, end, x, y, scale, m->type, 16, false, form.zero_shift);
+        gemv_type(m, row, end, f->x[0], f->y[0], f->scale[0], m->type, 16, false, form.zero_shift);
 }
 
-static void gemv_q8(const struct krn_matmul *m, size_t row, size_t end, const uint8_t *x, float *y, float scale)
+static bool few_q8(const struct krn_matmul *m, size_t row, size_t end, const struct krn_few *f)
 {
-    static void (*const by_type[KRN_TYPE_MAX])(const struct krn_matmul *, size_t, size_t, const uint8_t *, float *, float) = {
+    static void (*const one[KRN_TYPE_MAX])(const struct krn_matmul *, size_t, size_t, const struct krn_few *) = {
         [KRN_Q4_0] = gemv_Q4_0, [KRN_Q4_1] = gemv_Q4_1, [KRN_Q5_0] = gemv_Q5_0,     [KRN_Q5_1] = gemv_Q5_1,
         [KRN_Q8_0] = gemv_Q8_0, [KRN_Q2_K] = gemv_Q2_K, [KRN_Q3_K] = gemv_Q3_K,     [KRN_Q4_K] = gemv_Q4_K,
         [KRN_Q5_K] = gemv_Q5_K, [KRN_Q6_K] = gemv_Q6_K, [KRN_IQ4_NL] = gemv_IQ4_NL, [KRN_IQ4_XS] = gemv_IQ4_XS,
     };
-    if (by_type[m->type] != NULL)
-        by_type[m->type](m, row, end, x, y, scale);
+    static void (*const some[KRN_TYPE_MAX])(const struct krn_matmul *, size_t, size_t, const struct krn_few *) = {
+        [KRN_Q8_0] = few_Q8_0, [KRN_Q4_K] = few_Q4_K, [KRN_Q5_K] = few_Q5_K, [KRN_Q6_K] = few_Q6_K,
+    };
+    if (f->n > 1 && (m->packed == NULL || some[m->type] == NULL))
+        return false;
+    if (f->n > 1)
+        some[m->type](m, row, end, f);
+    else if (one[m->type] != NULL)
+        one[m->type](m, row, end, f);
     else
-        gemv_split(m, row, end, x, y, scale);
+        gemv_split(m, row, end, f);
+    return true;
 }
 
 /* ---- floats ---- */

@@ -4,7 +4,7 @@
 #define RANKSCOPE_KERNELS_CPU_MATMUL_SIMD_SPLIT_H
 
 /* As unpack_type. Any code may be treated as 8 bits wide; those with the zero point 128 are signed where SIGNED_BIAS says so. */
-static __attribute__((noinline)) void unpack_split(uint32_t type, const uint8_t *w, size_t stride, size_t n, const struct sink *s, bool pack)
+static __attribute__((noinline)) void unpack_split(uint32_t type, const uint8_t *w, size_t stride, size_t n, const struct sink *s, int cols)
 {
     const struct krn_quant_form form = krn_quant_form(type);
     const vint bias = v_bytes(form.zero_shift == 7 ? 128 - SIGNED_BIAS : 0);
@@ -23,7 +23,7 @@ static __attribute__((noinline)) void unpack_split(uint32_t type, const uint8_t 
         vint t[4];
         UNROLL(4) for (size_t i = 0; i < 4; i++)
             t[i] = v_sub8(v_load(codes[4 * slot + i]), bias);
-        emit(s, pack, (int)slot, t, 8);
+        emit(s, cols, (int)slot, t, 8);
     }
     for (size_t g = 0; g < n / form.group; g++)
         set_a(s, g, f_load(scales[g]));

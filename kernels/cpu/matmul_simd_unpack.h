@@ -1,28 +1,29 @@
 /* Quantised formats turned so that a vector holds the same four codes of each of LANES rows. Included by matmul_avx2.c and matmul_avx512.c
  * after their matmul_avx*.h, whose names this is written in.
  *
- * One function per format, always inlined, does the work for both users: with `pack` the codes go to a panel in memory, else they are multiplied
- * on the spot with one column and the integer sums of each 16 codes go to `dots`. Scales and minima go to a and b in either case. */
+ * One function per format, always inlined, does the work for both users: with `cols` 0 the codes go to a panel in memory, else they are multiplied
+ * on the spot with so many columns and the integer sums of each 16 codes go to `dots`. Scales and minima go to a and b in either case. */
 #ifndef RANKSCOPE_KERNELS_CPU_MATMUL_SIMD_UNPACK_H
 #define RANKSCOPE_KERNELS_CPU_MATMUL_SIMD_UNPACK_H
 
 /* Where a chunk of LANES rows goes. */
 struct sink {
-    uint8_t (*q)[PANEL_ROWS][4]; /* with pack: the rows' place in the first vector of a panel's codes */
+    uint8_t (*q)[PANEL_ROWS][4]; /* without columns: the rows' place in the first vector of a panel's codes */
     float (*a)[PANEL_ROWS];      /* by group */
     float (*b)[PANEL_ROWS];
-    const int8_t *x;             /* without pack: the chunk's activations */
-    vint *dots;                  /* without pack: sums of 16 codes each */
+    const int8_t *x[KRN_FEW];   /* each column's activations of the chunk */
+    vint (*dots)[CHUNK_K / 16];  /* by column: sums of 16 codes each */
 };
 
 /* 16 codes of each row, as 4 vectors; slot counts 16-code units of the chunk. */
-INLINE void emit(const struct sink *s, const bool pack, int slot, const vint t[4], const unsigned code_bits)
+INLINE void emit(const struct sink *s, const int cols, int slot, const vint t[4], const unsigned code_bits)
 {
-    if (pack)
+    if (cols == 0)
         UNROLL(4) for (int i = 0; i < 4; i++)
             v_store(s->q[4 * slot + i], t[i]);
     else
-        s->dots[slot] = v_dot16(t, s->x + 16 * slot, code_bits);
+        UNROLL(4) for (int c = 0; c < cols; c++)
+            s->dots[c][slot] = v_dot16(t, s->x[c] + 16 * slot, code_bits);
 }
 
 INLINE void set_a(const struct sink *s, size_t group, vflt a)
@@ -141,7 +142,7 @@ INLINE void word_of(struct krn_rows rows, size_t at, uint32_t h[LANES])
         gather32(rows, at, h);
 }
 
-INLINE void unpack_q8_0(struct krn_rows rows, size_t n, const struct sink *s, const bool pack)
+INLINE void unpack_q8_0(struct krn_rows rows, size_t n, const struct sink *s, const int cols)
 {
     _Alignas(32) uint16_t h[MAX_GROUPS32][LANES];
     small_scales(rows, 34, n / 32, h);
@@ -150,14 +151,14 @@ INLINE void unpack_q8_0(struct krn_rows rows, size_t n, const struct sink *s, co
         words32(rows, block_of(rows, 34) * g + codes_of(rows), t);
         UNROLL(8) for (int i = 0; i < 8; i++)
             t[i] = v_code_of_int8(t[i]);
-        emit(s, pack, 2 * g, t, 8);
-        emit(s, pack, 2 * g + 1, t + 4, 8);
+        emit(s, cols, 2 * g, t, 8);
+        emit(s, cols, 2 * g + 1, t + 4, 8);
     }
     set_small_scales(rows, 34, n / 32, h, s);
 }
 
 /* Low nibbles of 16 bytes are one slot, high nibbles the next. */
-INLINE void emit_nibbles(const struct sink *s, const bool pack, int slot, const vint t[4], const vint *table)
+INLINE void emit_nibbles(const struct sink *s, const int cols, int slot, const vint t[4], const vint *table)
 {
     vint low[4], high[4];
     UNROLL(4) for (int i = 0; i < 4; i++) {
@@ -168,8 +169,8 @@ INLINE void emit_nibbles(const struct sink *s, const bool pack, int slot, const 
             high[i] = v_lookup(*table, high[i]);
         }
     }
-    emit(s, pack, slot, low, table != NULL ? 8 : 4);
-    emit(s, pack, slot + 1, high, table != NULL ? 8 : 4);
+    emit(s, cols, slot, low, table != NULL ? 8 : 4);
+    emit(s, cols, slot + 1, high, table != NULL ? 8 : 4);
 }
 
 INLINE vint iq4_table(void)
@@ -179,20 +180,20 @@ INLINE vint iq4_table(void)
 }
 
 /* Q4_0, IQ4_NL: half, nibbles. */
-INLINE void unpack_q4_0(struct krn_rows rows, size_t n, const struct sink *s, const bool pack, const vint *table)
+INLINE void unpack_q4_0(struct krn_rows rows, size_t n, const struct sink *s, const int cols, const vint *table)
 {
     _Alignas(32) uint16_t h[MAX_GROUPS32][LANES];
     small_scales(rows, 18, n / 32, h);
     for (size_t g = 0; g < n / 32; g++) {
         vint t[4];
         words16(rows, block_of(rows, 18) * g + codes_of(rows), t);
-        emit_nibbles(s, pack, 2 * g, t, table);
+        emit_nibbles(s, cols, 2 * g, t, table);
     }
     set_small_scales(rows, 18, n / 32, h, s);
 }
 
 /* Q4_1: two halves, nibbles. */
-INLINE void unpack_q4_1(struct krn_rows rows, size_t n, const struct sink *s, const bool pack)
+INLINE void unpack_q4_1(struct krn_rows rows, size_t n, const struct sink *s, const int cols)
 {
     _Alignas(64) uint32_t h[MAX_GROUPS32][LANES];
     for (size_t g = 0; g < n / 32; g++)
@@ -200,7 +201,7 @@ INLINE void unpack_q4_1(struct krn_rows rows, size_t n, const struct sink *s, co
     for (size_t g = 0; g < n / 32; g++) {
         vint t[4];
         words16(rows, 20 * g + 4, t);
-        emit_nibbles(s, pack, 2 * g, t, NULL);
+        emit_nibbles(s, cols, 2 * g, t, NULL);
     }
     for (size_t g = 0; g < n / 32; g++) {
         vint dm = v_load(h[g]);
@@ -219,7 +220,7 @@ INLINE void add_fifth_bits(vint high, int upper, vint t[4])
 }
 
 /* Q5_0: half, 32 bits, nibbles. Q5_1: another half in front of the bits. */
-INLINE void unpack_q5(struct krn_rows rows, size_t n, const struct sink *s, const bool pack, const bool minima)
+INLINE void unpack_q5(struct krn_rows rows, size_t n, const struct sink *s, const int cols, const bool minima)
 {
     _Alignas(64) uint32_t bits[MAX_GROUPS32][LANES], dm[MAX_GROUPS32][LANES];
     const size_t step = minima ? 24 : 22;
@@ -236,8 +237,8 @@ INLINE void unpack_q5(struct krn_rows rows, size_t n, const struct sink *s, cons
         }
         add_fifth_bits(fifth, 0, low);
         add_fifth_bits(fifth, 1, high);
-        emit(s, pack, 2 * g, low, 5);
-        emit(s, pack, 2 * g + 1, high, 5);
+        emit(s, cols, 2 * g, low, 5);
+        emit(s, cols, 2 * g + 1, high, 5);
     }
     for (size_t g = 0; g < n / 32; g++) {
         vint v = v_load(dm[g]);
@@ -262,7 +263,7 @@ INLINE void q4_k_scales(struct krn_rows rows, const struct sink *s)
     }
 }
 
-INLINE void unpack_q4_k(struct krn_rows rows, const struct sink *s, const bool pack)
+INLINE void unpack_q4_k(struct krn_rows rows, const struct sink *s, const int cols)
 {
     q4_k_scales(rows, s);
     UNROLL(4) for (int c = 0; c < 4; c++) {
@@ -272,10 +273,10 @@ INLINE void unpack_q4_k(struct krn_rows rows, const struct sink *s, const bool p
             low[i] = field(t[i], 0, 15);
             high[i] = field(t[i], 4, 15);
         }
-        emit(s, pack, 4 * c, low, 4);
-        emit(s, pack, 4 * c + 1, low + 4, 4);
-        emit(s, pack, 4 * c + 2, high, 4);
-        emit(s, pack, 4 * c + 3, high + 4, 4);
+        emit(s, cols, 4 * c, low, 4);
+        emit(s, cols, 4 * c + 1, low + 4, 4);
+        emit(s, cols, 4 * c + 2, high, 4);
+        emit(s, cols, 4 * c + 3, high + 4, 4);
     }
 }
 
@@ -286,7 +287,7 @@ INLINE vint fifth_from_plane(vint code, vint plane, int bit)
     return v_and_or(code, v_bytes(15), v_and(moved, v_bytes(16)));
 }
 
-INLINE void unpack_q5_k(struct krn_rows rows, const struct sink *s, const bool pack)
+INLINE void unpack_q5_k(struct krn_rows rows, const struct sink *s, const int cols)
 {
     vint plane[8];
     q4_k_scales(rows, s);
@@ -298,10 +299,10 @@ INLINE void unpack_q5_k(struct krn_rows rows, const struct sink *s, const bool p
             low[i] = fifth_from_plane(t[i], plane[i], 2 * c);
             high[i] = fifth_from_plane(v_srl16(t[i], 4), plane[i], 2 * c + 1);
         }
-        emit(s, pack, 4 * c, low, 5);
-        emit(s, pack, 4 * c + 1, low + 4, 5);
-        emit(s, pack, 4 * c + 2, high, 5);
-        emit(s, pack, 4 * c + 3, high + 4, 5);
+        emit(s, cols, 4 * c, low, 5);
+        emit(s, cols, 4 * c + 1, low + 4, 5);
+        emit(s, cols, 4 * c + 2, high, 5);
+        emit(s, cols, 4 * c + 3, high + 4, 5);
     }
 }
 
@@ -311,7 +312,7 @@ INLINE vint join6(vint low, vint high)
     return v_and_or(low, v_bytes(15), v_and(high, v_bytes(0x30)));
 }
 
-INLINE void unpack_q6_k(struct krn_rows rows, const struct sink *s, const bool pack)
+INLINE void unpack_q6_k(struct krn_rows rows, const struct sink *s, const int cols)
 {
     _Alignas(32) uint16_t h[LANES];
     vint sc[4];
@@ -332,7 +333,7 @@ INLINE void unpack_q6_k(struct krn_rows rows, const struct sink *s, const bool p
                 v[3][i] = join6(v_srl16(b, 4), v_srl16(c, 2));
             }
             UNROLL(4) for (int i = 0; i < 4; i++)
-                emit(s, pack, 8 * n + 2 * i + half, v[i], 6);
+                emit(s, cols, 8 * n + 2 * i + half, v[i], 6);
         }
     }
     words16(rows, 192, sc);
@@ -341,7 +342,7 @@ INLINE void unpack_q6_k(struct krn_rows rows, const struct sink *s, const bool p
         set_a(s, g, f_mul(d, signed_byte_of(sc[g / 4], g % 4)));
 }
 
-INLINE void unpack_q2_k(struct krn_rows rows, const struct sink *s, const bool pack)
+INLINE void unpack_q2_k(struct krn_rows rows, const struct sink *s, const int cols)
 {
     _Alignas(64) uint32_t dm[LANES];
     vint sc[4];
@@ -352,8 +353,8 @@ INLINE void unpack_q2_k(struct krn_rows rows, const struct sink *s, const bool p
         UNROLL(4) for (int j = 0; j < 4; j++) {
             UNROLL(8) for (int i = 0; i < 8; i++)
                 v[i] = field(t[i], 2 * j, 3);
-            emit(s, pack, 8 * n + 2 * j, v, 2);
-            emit(s, pack, 8 * n + 2 * j + 1, v + 4, 2);
+            emit(s, cols, 8 * n + 2 * j, v, 2);
+            emit(s, cols, 8 * n + 2 * j + 1, v + 4, 2);
         }
     }
     words16(rows, 0, sc);
@@ -373,7 +374,7 @@ INLINE vint straddle(vint v, vint w)
     return v_or(v_srl32(v, 16), v_sll32(w, 16));
 }
 
-INLINE void unpack_q3_k(struct krn_rows rows, const struct sink *s, const bool pack)
+INLINE void unpack_q3_k(struct krn_rows rows, const struct sink *s, const int cols)
 {
     vint plane[8], tail[4];
     words32(rows, 0, plane);
@@ -386,8 +387,8 @@ INLINE void unpack_q3_k(struct krn_rows rows, const struct sink *s, const bool p
                 vint moved = bit < 2 ? v_sll16(plane[i], 2 - bit) : v_srl16(plane[i], bit - 2);
                 v[i] = v_or(field(t[i], 2 * j, 3), v_and(moved, v_bytes(4)));
             }
-            emit(s, pack, 8 * n + 2 * j, v, 3);
-            emit(s, pack, 8 * n + 2 * j + 1, v + 4, 3);
+            emit(s, cols, 8 * n + 2 * j, v, 3);
+            emit(s, cols, 8 * n + 2 * j + 1, v + 4, 3);
         }
     }
     words16(rows, 94, tail); /* the last 16 bytes: two codes, 12 scale bytes, the half */
@@ -403,7 +404,7 @@ INLINE void unpack_q3_k(struct krn_rows rows, const struct sink *s, const bool p
         set_a(s, g, f_mul(d, signed_byte_of(v_sub8(sc[g / 4], v_bytes(32)), g % 4)));
 }
 
-INLINE void unpack_iq4_xs(struct krn_rows rows, const struct sink *s, const bool pack)
+INLINE void unpack_iq4_xs(struct krn_rows rows, const struct sink *s, const int cols)
 {
     vint head[4], table = iq4_table();
     words16(rows, 0, head);
@@ -417,31 +418,31 @@ INLINE void unpack_iq4_xs(struct krn_rows rows, const struct sink *s, const bool
     UNROLL(4) for (int c = 0; c < 4; c++) {
         vint t[8];
         words32(rows, 8 + 32 * c, t);
-        emit_nibbles(s, pack, 4 * c, t, &table);
-        emit_nibbles(s, pack, 4 * c + 2, t + 4, &table);
+        emit_nibbles(s, cols, 4 * c, t, &table);
+        emit_nibbles(s, cols, 4 * c + 2, t + 4, &table);
     }
 }
 
 /* n weights of K of a panel. */
-INLINE void unpack_type(const uint32_t type, struct krn_rows rows, size_t n, const struct sink *s, const bool pack)
+INLINE void unpack_type(const uint32_t type, struct krn_rows rows, size_t n, const struct sink *s, const int cols)
 {
     if (n > CHUNK_K)
         __builtin_unreachable();
     vint table = iq4_table();
     switch (type) {
-    case KRN_Q8_0: unpack_q8_0(rows, n, s, pack); break;
-    case KRN_Q4_0: unpack_q4_0(rows, n, s, pack, NULL); break;
-    case KRN_IQ4_NL: unpack_q4_0(rows, n, s, pack, &table); break;
-    case KRN_Q4_1: unpack_q4_1(rows, n, s, pack); break;
-    case KRN_Q5_0: unpack_q5(rows, n, s, pack, false); break;
-    case KRN_Q5_1: unpack_q5(rows, n, s, pack, true); break;
-    case KRN_Q2_K: unpack_q2_k(rows, s, pack); break;
-    case KRN_Q3_K: unpack_q3_k(rows, s, pack); break;
-    case KRN_Q4_K: unpack_q4_k(rows, s, pack); break;
-    case KRN_Q5_K: unpack_q5_k(rows, s, pack); break;
-    case KRN_Q6_K: unpack_q6_k(rows, s, pack); break;
-    case KRN_IQ4_XS: unpack_iq4_xs(rows, s, pack); break;
-    default: unpack_split(type, rows.w, rows.stride, n, s, pack); break;
+    case KRN_Q8_0: unpack_q8_0(rows, n, s, cols); break;
+    case KRN_Q4_0: unpack_q4_0(rows, n, s, cols, NULL); break;
+    case KRN_IQ4_NL: unpack_q4_0(rows, n, s, cols, &table); break;
+    case KRN_Q4_1: unpack_q4_1(rows, n, s, cols); break;
+    case KRN_Q5_0: unpack_q5(rows, n, s, cols, false); break;
+    case KRN_Q5_1: unpack_q5(rows, n, s, cols, true); break;
+    case KRN_Q2_K: unpack_q2_k(rows, s, cols); break;
+    case KRN_Q3_K: unpack_q3_k(rows, s, cols); break;
+    case KRN_Q4_K: unpack_q4_k(rows, s, cols); break;
+    case KRN_Q5_K: unpack_q5_k(rows, s, cols); break;
+    case KRN_Q6_K: unpack_q6_k(rows, s, cols); break;
+    case KRN_IQ4_XS: unpack_iq4_xs(rows, s, cols); break;
+    default: unpack_split(type, rows.w, rows.stride, n, s, cols); break;
     }
 }
 
