@@ -280,7 +280,7 @@ void krn_matmul_drive_q8(const struct krn_matmul *whole, const struct krn_panel_
         copy.packed = NULL;
     struct job job = {.m = m, .ops = ops, .form = krn_quant_form(m->type)};
     size_t row = m->row0;
-    if (m->n_cols <= KRN_FEW && ops->few_q8 != NULL && m->row0 < m->row1) {
+    if (m->n_cols != 0 && m->n_cols <= KRN_FEW && ops->few_q8 != NULL && m->row0 < m->row1) {
         struct krn_few few = {.n = (int)m->n_cols};
         size_t end = row + (m->row1 - m->row0) / PANEL_ROWS * PANEL_ROWS;
         set_columns(&job, 0);
