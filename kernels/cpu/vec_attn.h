@@ -65,14 +65,19 @@ static inline const uint8_t *walk_row(struct walk *w)
 
 enum { SCORE_KEYS = VL == 16 ? 4 : 2 }; /* keys that share a load of the query; times four heads: what the registers hold */
 
-/* Dot products of `keys` cached rows with nh queries, scaled; keys, nh and type are constants. */
-ALWAYS_INLINE void score_keys(const struct krn_attn_absorbed *a, const float *const q[4], const uint8_t *const row[SCORE_KEYS], float *const s[4],
-                              uint32_t j, const uint32_t keys, const uint32_t nh, const enum krn_cache_type type)
+/* Dot products of `keys` cached rows with nh queries, scaled; keys, nh and type are constants. With many sequences a cache does not stay in the
+ * processor's: the rows that come next (NULL: none) are fetched meanwhile. */
+ALWAYS_INLINE void score_keys(const struct krn_attn_absorbed *a, const float *const q[4], const uint8_t *const row[SCORE_KEYS],
+                              const uint8_t *const next[SCORE_KEYS], float *const s[4], uint32_t j, const uint32_t keys, const uint32_t nh,
+                              const enum krn_cache_type type)
 {
     uint32_t d = a->l + a->r, i = 0;
     vf acc[4][SCORE_KEYS] = {{{0}}};
     for (; i + VL <= d; i += VL) {
         vf k[SCORE_KEYS];
+        if (next != NULL && i * krn_cache_elem_bytes(type) % 64 == 0)
+            UNROLL4 for (uint32_t x = 0; x < keys; x++)
+                __builtin_prefetch(next[x] + i * krn_cache_elem_bytes(type));
         UNROLL4 for (uint32_t x = 0; x < keys; x++)
             k[x] = v_load_cache(type, row[x], i);
         UNROLL4 for (uint32_t h = 0; h < nh; h++) {
@@ -120,21 +125,23 @@ ALWAYS_INLINE void absorbed_heads(const struct krn_attn_absorbed *a, uint32_t h0
     size_t pitch = ((size_t)n + 15) & ~(size_t)15;
     const float *q[4];
     float *s[4], inv[4];
-    const uint8_t *row[SCORE_KEYS];
+    const uint8_t *row[SCORE_KEYS], *next[SCORE_KEYS];
     struct walk w = walk_start(&a->kv, a->sel);
     for (uint32_t h = 0; h < nh; h++) {
         q[h] = a->q + (size_t)(h0 + h) * d;
         s[h] = a->scores + h * pitch;
     }
+    for (uint32_t x = 0; x < SCORE_KEYS && x < n; x++)
+        next[x] = walk_row(&w);
     for (; j + SCORE_KEYS <= n; j += SCORE_KEYS) {
-        for (uint32_t x = 0; x < SCORE_KEYS; x++)
-            row[x] = walk_row(&w);
-        score_keys(a, q, row, s, j, SCORE_KEYS, nh, type);
+        uint32_t after = n - j - SCORE_KEYS;
+        memcpy(row, next, sizeof row);
+        for (uint32_t x = 0; x < SCORE_KEYS && x < after; x++)
+            next[x] = walk_row(&w);
+        score_keys(a, q, row, after >= SCORE_KEYS ? next : NULL, s, j, SCORE_KEYS, nh, type);
     }
-    for (; j < n; j++) {
-        row[0] = walk_row(&w);
-        score_keys(a, q, row, s, j, 1, nh, type);
-    }
+    for (uint32_t x = 0; j < n; j++, x++)
+        score_keys(a, q, next + x, NULL, s, j, 1, nh, type);
     for (uint32_t h = 0; h < nh; h++) {
         float top = -INFINITY;
         for (j = 0; j < n; j++)
