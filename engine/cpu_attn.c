@@ -77,7 +77,7 @@ static const int32_t *selection(const struct cpu_call *k, size_t row, uint32_t *
 }
 
 /* Scratch: [q: heads x (l + r)] [latent out: heads x l] [q8 of one vector] [scores: 4 x keys] */
-static void absorbed_item(const struct cpu_call *k, size_t row, uint32_t h0, uint32_t nh)
+static void absorbed_item(const struct cpu_call *k, size_t row, uint32_t h0, uint32_t nh, const struct batch_seg *next)
 {
     const struct hparams *hp = k->c->hp;
     uint32_t d = hp->kv_lora + hp->rope;
@@ -95,6 +95,10 @@ static void absorbed_item(const struct cpu_call *k, size_t row, uint32_t h0, uin
     struct krn_attn_absorbed a = {.kv = pages(k, seg_of(k->b, row)->table), .l = hp->kv_lora, .r = hp->rope, .n_heads = nh,
                                   .n_keys = (uint32_t)k->b->pos[row] + 1, .scale = hp->kq_scale, .q = q, .out = latent, .scores = scores};
     a.sel = selection(k, row, &a.n_sel);
+    if (next != NULL) {
+        a.next = pages(k, next->table);
+        a.n_next = next->pos0 + 1;
+    }
     k->c->vec->attn_absorbed(&a);
     for (uint32_t h = 0; h < nh; h++)
         multiply_one(k, 1, h0 + h, latent + (size_t)h * hp->kv_lora, q8, cpu_at(k, &k->op->out[0], row) + (size_t)(h0 + h) * hp->v_head);
@@ -170,6 +174,14 @@ static bool is_expanded(const struct batch_seg *g, enum form form)
     return form == FORM_EXPANDED || (form == FORM_AUTO && g->kind == BATCH_PROMPT);
 }
 
+/* The next segment of an absorbed form, or NULL. */
+static const struct batch_seg *next_absorbed(const struct batch *b, uint32_t g, enum form form)
+{
+    while (++g < b->n_segs && is_expanded(&b->segs[g], form))
+        ;
+    return g < b->n_segs ? &b->segs[g] : NULL;
+}
+
 /* Items are cut by number: a head of an expanded segment is one, up to four heads of an absorbed row are one. */
 static void run_mla(const struct cpu_call *k, enum form form)
 {
@@ -193,7 +205,8 @@ static void run_mla(const struct cpu_call *k, enum form form)
                     expanded_item(k, seg, (uint32_t)i);
                 else
                     absorbed_item(k, seg->row0 + i / groups, (uint32_t)(i % groups) * per,
-                                  heads - (uint32_t)(i % groups) * per < per ? heads - (uint32_t)(i % groups) * per : per);
+                                  heads - (uint32_t)(i % groups) * per < per ? heads - (uint32_t)(i % groups) * per : per,
+                                  i % groups == 0 && i / groups + 1 == seg->n_rows ? next_absorbed(k->b, g, form) : NULL);
             }
             at += n;
         }

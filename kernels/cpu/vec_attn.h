@@ -97,13 +97,19 @@ ALWAYS_INLINE void score_keys(const struct krn_attn_absorbed *a, const float *co
 
 /* Columns i.. of the latent mixture of nh heads. */
 ALWAYS_INLINE void mix_latents(const struct krn_attn_absorbed *a, float *const s[4], const float *inv, uint32_t h0, uint32_t i, uint32_t n,
-                               const uint32_t nh, const enum krn_cache_type type)
+                               uint32_t n_next, const uint32_t nh, const enum krn_cache_type type)
 {
-    struct walk w = walk_start(&a->kv, a->sel);
+    struct walk w = walk_start(&a->kv, a->sel), ahead = walk_start(&a->next, NULL);
+    const size_t bytes = (size_t)(a->l + a->r) * krn_cache_elem_bytes(type), fetch0 = bytes * i / a->l / 64 * 64, fetch1 = bytes * (i + 4 * VL) / a->l / 64 * 64;
     vf acc[4][4] = {{{0}}};
     for (uint32_t j = 0; j < n; j++) {
         const uint8_t *row = walk_row(&w);
         vf c[4];
+        if (j < n_next) { /* this pass's share of each row */
+            const uint8_t *r = walk_row(&ahead);
+            for (size_t x = fetch0; x < fetch1; x += 64)
+                __builtin_prefetch(r + x, 0, 2);
+        }
         UNROLL4 for (uint32_t x = 0; x < 4; x++)
             c[x] = v_load_cache(type, row, i + x * VL);
         UNROLL4 for (uint32_t h = 0; h < nh; h++) {
@@ -149,7 +155,7 @@ ALWAYS_INLINE void absorbed_heads(const struct krn_attn_absorbed *a, uint32_t h0
         inv[h] = 1.0f / softmax_sum(s[h], n, top);
     }
     for (; i + 4 * VL <= a->l; i += 4 * VL)
-        mix_latents(a, s, inv, h0, i, n, nh, type);
+        mix_latents(a, s, inv, h0, i, n, h0 == 0 ? a->n_next : 0, nh, type);
     for (; i < a->l; i++)
         for (uint32_t h = 0; h < nh; h++) {
             float o = 0;
