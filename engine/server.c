@@ -16,7 +16,8 @@
 #include "engine/error.h"
 #include "engine/msg.h"
 
-enum { QUEUE_START = 1 << 20, QUEUE_MAX = 1 << 30 };
+/* Bytes of a client's queue: at first, what tokens alone may make it, and with a single large reply. */
+enum { QUEUE_START = 1 << 20, QUEUE_TOKENS = 1 << 26, QUEUE_MAX = 1 << 30 };
 
 struct client {
     int fd;               /* -1: free slot */
@@ -276,6 +277,19 @@ static void accept_clients(struct server *s)
     }
 }
 
+/* Between two steps: a queue that is half full gets room for the tokens of the next ones, which cannot allocate. A client that serves a thousand
+ * streams may well be late by a dozen steps. */
+static void make_room(struct client *c)
+{
+    if (c->fd < 0 || c->drop || queued(c) < c->cap_out / 2 || c->cap_out >= QUEUE_TOKENS)
+        return;
+    uint8_t *p = realloc(c->out, c->cap_out * 2);
+    if (p != NULL) {
+        c->out = p;
+        c->cap_out *= 2;
+    }
+}
+
 void server_poll(struct server *s, int timeout_ms)
 {
     struct pollfd p[SERVER_MAX_CLIENTS + 1];
@@ -301,6 +315,7 @@ void server_poll(struct server *s, int timeout_ms)
     server_flush(s);
     int left = 0;
     for (int i = 0; i < SERVER_MAX_CLIENTS; i++) {
+        make_room(&s->c[i]);
         if (s->c[i].fd >= 0 && s->c[i].drop)
             remove_client(s, i);
         left += s->c[i].fd >= 0;

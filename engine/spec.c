@@ -50,7 +50,7 @@ static void clear_figures(struct spec *p)
 {
     p->steps = p->tokens = p->target_steps = p->draft_steps = p->watched = 0;
     p->target_us = p->draft_us = p->recent = p->best = 0;
-    p->alarm = p->told = false;
+    p->alarm = p->told = p->crowded = false;
     memset(p->drafted, 0, sizeof p->drafted);
     memset(p->accepted, 0, sizeof p->accepted);
 }
@@ -250,6 +250,19 @@ static void take_drafts(struct engine *e, uint32_t each)
     }
 }
 
+/* A step of many sequences takes longer with drafts than they save, so there are none; clients are told the 1st, 2nd, 4th ... time. */
+static void tell_crowded(struct engine *e, uint32_t running, uint32_t each)
+{
+    struct spec *p = &e->spec;
+    bool now = running != 0 && each == 0;
+    if (now && !p->crowded) {
+        p->times_crowded++;
+        if ((p->times_crowded & (p->times_crowded - 1)) == 0)
+            say(e, "info", "no drafts while %u sequences run together; they come back when fewer do", running);
+    }
+    p->crowded = now;
+}
+
 void spec_draft(struct engine *e)
 {
     struct spec *p = &e->spec;
@@ -268,6 +281,7 @@ void spec_draft(struct engine *e)
     rows = MAX_ROWS < e->batch.cap ? MAX_ROWS : e->batch.cap;
     rows = rows < e->batch.cap_logits ? rows : e->batch.cap_logits;
     uint32_t each = running == 0 || rows < 2 * running ? 0 : rows / running - 1;
+    tell_crowded(e, running, each);
     guard_enter();
     for (uint32_t i = 0; i < e->n_run; i++)
         if (e->run[i]->grew)
@@ -330,5 +344,6 @@ json_t *spec_stats_json(const struct engine *e)
     json_object_set_new(o, "recent", p->watched != 0 ? json_real(p->recent) : json_null());
     json_object_set_new(o, "best", p->watched >= WATCH ? json_real(p->best) : json_null());
     json_object_set_new(o, "alarm", json_boolean(p->alarm));
+    json_object_set_new(o, "crowded", json_boolean(p->crowded));
     return o;
 }

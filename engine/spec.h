@@ -34,6 +34,8 @@ struct spec {
     double recent, best;
     uint64_t watched;
     bool alarm, told;            /* told: clients have been */
+    bool crowded;                /* no drafts, because the sequences that run fill what a step may verify */
+    uint64_t times_crowded;
 };
 
 bool spec_arrays(struct spec *p, const struct runtime_config *cfg); /* false: out of memory */

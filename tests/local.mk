@@ -16,6 +16,7 @@ c_tests = \
 	tests/kv_test \
 	tests/look_test \
 	tests/kill_test \
+	tests/load_watch_test \
 	tests/make_test \
 	tests/matmul_test \
 	tests/pool_test \
@@ -114,6 +115,7 @@ tests_replay_test_SOURCES = tests/replay_test.c $(talk)
 tests_tui_record_SOURCES = tests/tui_record.c $(talk)
 tests_probe_test_SOURCES = tests/probe_test.c $(talk)
 tests_requests_test_SOURCES = tests/requests_test.c $(talk)
+tests_load_watch_test_SOURCES = tests/load_watch_test.c $(talk)
 
 # The console on an engine that plays a script (tests/fake_engine.h), and a terminal to run it at.
 fake_engine = tests/fake_canned.c tests/fake_engine.c tests/fake_engine.h tests/fake_methods.c engine/error.c
