@@ -15,6 +15,7 @@
 #include "console/fail.h"
 #include "console/js.h"
 #include "console/paths.h"
+#include "console/serving.h"
 #include "console/sig.h"
 #include "console/units.h"
 
@@ -31,6 +32,7 @@ static void drop_template(struct con *con)
 
 void con_fini(struct con *con)
 {
+    serving_free(con->serving);
     scr_script_close(con->script);
     free(con->script_model);
     if (con->stop_engine && con->engine != NULL && !con->lost)
@@ -282,6 +284,16 @@ enum rs_result con_request(struct con *con, const char *method, json_t *args, js
     return con_request_blob(con, method, args, reply, NULL, NULL, err);
 }
 
+void con_take_info(struct con *con, json_t *info)
+{
+    json_decref(con->info);
+    con->info = info;
+    json_decref(con->slots);
+    con->slots = NULL;
+    con->session = 0;
+    drop_template(con);
+}
+
 enum rs_result con_open(struct con *con, json_t *args, struct rs_error *err)
 {
     json_t *info = NULL;
@@ -290,14 +302,9 @@ enum rs_result con_open(struct con *con, json_t *args, struct rs_error *err)
         json_decref(args);
         return r;
     }
-    json_decref(con->info);
-    con->info = info;
+    con_take_info(con, info);
     json_decref(con->open_args);
     con->open_args = args;
-    json_decref(con->slots);
-    con->slots = NULL;
-    con->session = 0;
-    drop_template(con);
     return RS_OK;
 }
 

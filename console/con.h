@@ -27,6 +27,7 @@ enum con_wake {
 enum con_think { CON_THINK_DEFAULT, CON_THINK_ON, CON_THINK_OFF };
 
 struct con;
+struct serving;
 struct tui;
 
 /* Wait up to timeout_ms (-1: for ever) for engine events or signals and say what came (con_wake bits, 0: nothing). A front end with a
@@ -88,6 +89,8 @@ struct con {
     struct scr_script *script; /* Lua at the prompt; NULL until it is used */
     char *script_model;        /* what that state was told of the shipped model */
 
+    struct serving *serving; /* HTTP clients are served beside it; NULL: they are not */
+
     json_t *stopped; /* where a breakpoint or a watchpoint holds the engine; NULL: it runs */
     bool lost;       /* the engine is gone */
     bool quit;       /* leave the REPL */
@@ -126,6 +129,9 @@ enum rs_result con_request_blob(struct con *con, const char *method, json_t *arg
 
 /* Open a model (args: those of method "open", consumed) and keep its info. On failure what was open stays open. */
 enum rs_result con_open(struct con *con, json_t *args, struct rs_error *err);
+
+/* Another model is open: info is its reply of "info", and con's from now on. */
+void con_take_info(struct con *con, json_t *info);
 
 /* Ask for "info" again. */
 enum rs_result con_refresh(struct con *con, struct rs_error *err);

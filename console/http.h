@@ -12,6 +12,7 @@
 #include "console/http_api.h"
 #include "console/http_logprobs.h"
 #include "console/http_metrics.h"
+#include "console/opt.h"
 
 struct MHD_Connection;
 struct MHD_Daemon;
@@ -23,6 +24,7 @@ struct http_limits {
     size_t unread;        /* bytes that may wait for a client that does not read */
     unsigned read_s;      /* from the first byte of a request to its last */
     unsigned idle_s;      /* without a byte in either direction */
+    unsigned drain_s;     /* that running requests get to finish at the end */
 };
 
 enum http_phase { HTTP_LOADING, HTTP_READY, HTTP_DRAINING };
@@ -64,6 +66,7 @@ struct http_call {
     /* the bridge's alone */
     struct http_call *next, *prev;
     char id[48];
+    struct buf head;             /* of every chunk; empty until the first */
     long created;
     size_t n_choices, n_done;
     struct http_choice *choices;
@@ -79,17 +82,20 @@ struct http {
     /* immutable after start */
     struct http_limits limits;
     char *key;                   /* NULL: none is asked for */
-    char *model;                 /* the name that clients use */
-    char *path;                  /* of the model file */
+    char *alias;                 /* what clients are to call the model; NULL: as its file */
     long started;
     struct con *con;             /* the bridge's */
-    struct http_pieces pieces;   /* the bridge's; constant while it runs */
+    struct http_pieces pieces;   /* the bridge's */
     struct MHD_Daemon *daemon;
     int wake_fd;                 /* eventfd: the inbox holds something */
+    int end_fd;                  /* eventfd that says to end; -1: signals say so */
     _Atomic int phase;           /* enum http_phase */
     _Atomic long context;        /* tokens; 0 while loading */
     /* under lock */
     pthread_mutex_t lock;
+    char *model;                 /* the name that clients use */
+    char *path;                  /* of the model file */
+    char *held;                  /* why the engine stands still; NULL: it runs */
     struct http_call *inbox, **inbox_last;
     struct http_conn *conns;
     size_t n_calls;              /* handed over, and the engine is not done with them */
@@ -100,10 +106,27 @@ struct http {
     struct http_choice *streams[1024];
     struct http_pending *pending, **pending_last;
     struct metrics metrics;
+    bool asking;                 /* for info: STATE events that come meanwhile are answered by it too */
 };
 
-/* Listen and serve. RS_EIO: the address cannot be had. */
-enum rs_result http_start(struct http *h, const char *host, unsigned port, unsigned *bound, struct rs_error *err);
+/* --host, --port, --api-key-file, --alias and the limits. */
+extern const struct opt http_table[];
+
+/* con is borrowed. RS_EUSAGE: an address that others can reach, and no key. */
+enum rs_result http_init(struct http *h, struct con *con, const struct opt_values *v, struct rs_error *err);
+/* Closes what is open. */
+void http_fini(struct http *h);
+/* What clients may call the model from now on. */
+void http_name(struct http *h, const char *path);
+/* Unless it is draining. */
+void http_phase(struct http *h, enum http_phase phase);
+/* Take over what con->info says: context, name, template. */
+enum rs_result http_model(struct http *h, struct rs_error *err);
+/* The engine stands still, and why; NULL: it goes on. Calls that stream are told. The bridge's thread. */
+void http_held(struct http *h, const char *why);
+
+/* Listen and serve; *address gets where ("http://127.0.0.1:8080"), caller frees. RS_EIO: the address cannot be had. */
+enum rs_result http_start(struct http *h, const char *host, unsigned port, char **address, struct rs_error *err);
 /* Close everything. No connection may be suspended any more. */
 void http_stop(struct http *h);
 
@@ -114,16 +137,18 @@ void http_unref(struct http *h, struct http_call *q);
 /* Close connections that take too long with a request, notice clients that left; called a few times a second. */
 void http_sweep(struct http *h);
 
-/* Serve until a signal says to end; then let what runs finish, for drain_s seconds at most. The model is open. */
-enum rs_result http_bridge(struct http *h, unsigned drain_s, struct rs_error *err);
+/* Serve until a signal or end_fd says to end; then let what runs finish, as long as the limits allow. The model is open. When another one is
+ * opened, that one is served. */
+enum rs_result http_bridge(struct http *h, struct rs_error *err);
 
 /* http_call.c: the bridge's part in one call. */
 struct http_pending {
     struct http_pending *next;
     uint32_t id;              /* of the request to the engine */
-    struct http_call *call;   /* NULL: nobody waits for the reply */
-    size_t part;              /* which choice, or which part of the metrics */
+    struct http_call *call;   /* NULL: no client waits for the reply */
+    size_t part;              /* which choice, or which part of the metrics; without a call: enum http_own */
 };
+enum http_own { HTTP_OWN_NONE, HTTP_OWN_INFO, HTTP_OWN_PIECES };
 /* Send what the call needs. false: it failed with q->error set; nothing is under way. */
 bool http_call_begin(struct http *h, struct http_call *q, struct rs_error *err);
 void http_call_reply(struct http *h, const struct http_pending *p, const struct rs_event *ev);
@@ -131,6 +156,8 @@ void http_call_token(struct http *h, const struct rs_event *ev);
 void http_call_done(struct http *h, const struct rs_event *ev);
 /* End what runs for it; it goes away once the engine has said so. */
 void http_call_cancel(struct http *h, struct http_call *q);
+/* A line of a stream that clients pass over. */
+void http_call_note(struct http *h, struct http_call *q, const char *text);
 /* The answer is an error, unless it has begun. */
 void http_call_fail(struct http *h, struct http_call *q);
 /* Nothing is under way for it any more. */

@@ -10,7 +10,9 @@
 
 #include "console/fail.h"
 #include "console/http.h"
+#include "console/js.h"
 #include "console/sig.h"
+#include "console/text.h"
 
 enum { SWEEP_MS = 200 };
 
@@ -114,6 +116,75 @@ static void find_gone(struct http *h)
     free(of);
 }
 
+void http_held(struct http *h, const char *why)
+{
+    pthread_mutex_lock(&h->lock);
+    bool news = why != NULL && h->held == NULL;
+    free(h->held);
+    h->held = why != NULL ? xstrdup(why) : NULL;
+    pthread_mutex_unlock(&h->lock);
+    for (struct http_call *q = h->calls; news && q != NULL; q = q->next)
+        http_call_note(h, q, why);
+}
+
+static void on_stopped(struct http *h, const char *text)
+{
+    json_t *json = text != NULL ? json_loads(text, 0, NULL) : NULL;
+    char *reason = text_one_line(js_str(json, "reason", "?")), *site = text_one_line(js_str(json, "site", ""));
+    char *why = xasprintf("the engine is stopped (%s)%s%s", reason, *site != '\0' ? " at " : "", site);
+    http_held(h, why);
+    free(why);
+    free(site);
+    free(reason);
+    json_decref(json);
+}
+
+/* It goes on, or another model is open, or something that does not matter here. */
+static void on_state(struct http *h, const struct rs_event *ev)
+{
+    struct rs_error err;
+    json_t *json = ev->json != NULL ? json_loads(ev->json, 0, NULL) : NULL;
+    if (json_is_null(json_object_get(json, "stopped")))
+        http_held(h, NULL);
+    json_decref(json);
+    if (!h->asking)
+        h->asking = http_send(h, "info", NULL, NULL, HTTP_OWN_INFO, &err) == RS_OK;
+}
+
+static void on_info(struct http *h, json_t *info)
+{
+    struct rs_error err = {0};
+    const json_t *was = h->con->info;
+    h->asking = false;
+    if (json_is_null(json_object_get(info, "model"))) {
+        http_phase(h, HTTP_LOADING);
+        return;
+    }
+    bool same = strcmp(js_str(was, "model.path", ""), js_str(info, "model.path", "")) == 0 && strcmp(js_str(was, "model.hash", ""), js_str(info, "model.hash", "")) == 0;
+    if (same && h->pieces.n != 0) {
+        http_phase(h, HTTP_READY);
+        return;
+    }
+    http_phase(h, HTTP_LOADING);
+    con_take_info(h->con, json_incref(info));
+    http_pieces_close(&h->pieces);
+    if (http_model(h, &err) == RS_OK)
+        http_send(h, "pieces", NULL, NULL, HTTP_OWN_PIECES, &err);
+}
+
+/* A reply that no client waits for. */
+static void on_own_reply(struct http *h, const struct http_pending *p, const struct rs_event *ev)
+{
+    json_t *json = ev->json != NULL ? json_loads(ev->json, 0, NULL) : NULL;
+    if (p->part == HTTP_OWN_INFO && ev->status == RS_OK)
+        on_info(h, json);
+    else if (p->part == HTTP_OWN_INFO)
+        h->asking = false;
+    if (p->part == HTTP_OWN_PIECES && ev->status == RS_OK && http_pieces_copy(&h->pieces, (size_t)js_int(json, "n", 0), ev->blob, ev->blob_len))
+        http_phase(h, HTTP_READY);
+    json_decref(json);
+}
+
 static void on_reply(struct http *h, const struct rs_event *ev)
 {
     struct http_pending *p = h->pending; /* replies come in the order of the requests */
@@ -122,7 +193,10 @@ static void on_reply(struct http *h, const struct rs_event *ev)
     h->pending = p->next;
     if (h->pending == NULL)
         h->pending_last = &h->pending;
-    http_call_reply(h, p, ev);
+    if (p->call != NULL)
+        http_call_reply(h, p, ev);
+    else
+        on_own_reply(h, p, ev);
     free(p);
 }
 
@@ -136,18 +210,21 @@ static enum rs_result take_events(struct http *h, struct rs_error *err)
         case RS_EVENT_TOKEN: http_call_token(h, &ev); break;
         case RS_EVENT_DONE: http_call_done(h, &ev); break;
         case RS_EVENT_LOST: return fail_set(err, RS_EENGINE, "the engine is gone");
+        case RS_EVENT_STATE: on_state(h, &ev); break;
+        case RS_EVENT_STOPPED: on_stopped(h, ev.json); break;
         case RS_EVENT_PROGRESS:
-        case RS_EVENT_STATE:
-        case RS_EVENT_STOPPED:
         case RS_EVENT_LOG:
         case RS_EVENT_COUNT: break;
         }
     return r == RS_ETIMEOUT ? RS_OK : r;
 }
 
-/* The signals that came: 0, or that it is time to end; a second one ends at once. */
-static bool ends(void)
+/* Whether it is time to end; a second time means at once. */
+static bool ends(const struct http *h)
 {
+    uint64_t count;
+    if (h->end_fd >= 0)
+        return read(h->end_fd, &count, sizeof count) == (ssize_t)sizeof count;
     unsigned bits = sig_take();
     if (bits & SIG_BIT_TSTP)
         sig_stop();
@@ -172,18 +249,18 @@ static bool unread_left(struct http *h)
     return busy;
 }
 
-enum rs_result http_bridge(struct http *h, unsigned drain_s, struct rs_error *err)
+enum rs_result http_bridge(struct http *h, struct rs_error *err)
 {
-    struct pollfd p[3] = {{.fd = h->wake_fd, .events = POLLIN}, {.fd = rs_fd(h->con->engine), .events = POLLIN}, {.fd = sig_fd(), .events = POLLIN}};
+    struct pollfd p[3] = {{.fd = h->wake_fd, .events = POLLIN}, {.fd = rs_fd(h->con->engine), .events = POLLIN}, {.fd = h->end_fd >= 0 ? h->end_fd : sig_fd(), .events = POLLIN}};
     uint64_t swept = now_ms(), deadline = 0;
     unsigned asked = 0;
     enum rs_result r = RS_OK;
     while (r == RS_OK) {
         uint64_t count;
         poll(p, 3, rs_pending(h->con->engine) ? 0 : SWEEP_MS);
-        if (p[2].revents != 0 && ends() && asked++ == 0) {
+        if (p[2].revents != 0 && ends(h) && asked++ == 0) {
             atomic_store(&h->phase, HTTP_DRAINING);
-            deadline = now_ms() + drain_s * 1000ull;
+            deadline = now_ms() + h->limits.drain_s * 1000ull;
         }
         if (p[0].revents != 0 && read(h->wake_fd, &count, sizeof count) < 0)
             count = 0;

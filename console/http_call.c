@@ -69,6 +69,15 @@ static void answer(struct http *h, struct http_call *q, int status, char *text)
     add_out(h, q, &b, true);
 }
 
+void http_call_note(struct http *h, struct http_call *q, const char *text)
+{
+    struct buf b = {0};
+    if (!q->sse || q->finished)
+        return;
+    buf_printf(&b, ": %s\n\n", text);
+    add_out(h, q, &b, false);
+}
+
 void http_call_fail(struct http *h, struct http_call *q)
 {
     char *text = api_error_json(&q->error);
@@ -254,7 +263,7 @@ static void cancel_stream(struct http *h, struct http_choice *c)
     char args[48];
     struct rs_error err;
     snprintf(args, sizeof args, "{\"stream\":%u}", c->stream);
-    http_send(h, "cancel", args, NULL, 0, &err); /* when the engine is gone, the loop finds out */
+    http_send(h, "cancel", args, NULL, HTTP_OWN_NONE, &err); /* when the engine is gone, the loop finds out */
 }
 
 void http_call_cancel(struct http *h, struct http_call *q)
@@ -331,8 +340,6 @@ static void answer_metrics(struct http *h, struct http_call *q)
 void http_call_reply(struct http *h, const struct http_pending *p, const struct rs_event *ev)
 {
     struct http_call *q = p->call;
-    if (q == NULL)
-        return;
     json_t *json = ev->json != NULL ? json_loads(ev->json, 0, NULL) : NULL;
     q->n_replies--;
     switch (q->route) {

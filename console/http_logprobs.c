@@ -9,6 +9,23 @@
 #include "console/js.h"
 #include "console/text.h"
 
+bool http_pieces_copy(struct http_pieces *out, size_t n, const void *blob, size_t len)
+{
+    size_t head = (n + 1) * sizeof *out->start;
+    if (n == 0 || len < head)
+        return false;
+    uint32_t *start = xcalloc(1, len);
+    memcpy(start, blob, len);
+    bool good = len - head >= start[n];
+    for (size_t i = 0; i < n; i++)
+        good = good && start[i] <= start[i + 1];
+    if (good)
+        *out = (struct http_pieces){.start = start, .bytes = (const char *)(start + n + 1), .n = n};
+    else
+        free(start);
+    return good;
+}
+
 enum rs_result http_pieces_open(struct con *con, struct http_pieces *out, struct rs_error *err)
 {
     json_t *reply;
@@ -19,13 +36,9 @@ enum rs_result http_pieces_open(struct con *con, struct http_pieces *out, struct
         return r;
     size_t n = (size_t)js_int(reply, "n", 0);
     json_decref(reply);
-    uint32_t *start = blob;
-    if (start == NULL || len < (n + 1) * sizeof *start || len - (n + 1) * sizeof *start < start[n]) {
-        free(blob);
-        return fail_set(err, RS_EINTERNAL, "the engine sent a vocabulary of %zu tokens in %zu bytes", n, len);
-    }
-    *out = (struct http_pieces){.start = start, .bytes = (const char *)(start + n + 1), .n = n};
-    return RS_OK;
+    bool good = http_pieces_copy(out, n, blob, len);
+    free(blob);
+    return good ? RS_OK : fail_set(err, RS_EINTERNAL, "the engine sent a vocabulary of %zu tokens in %zu bytes", n, len);
 }
 
 void http_pieces_close(struct http_pieces *p)

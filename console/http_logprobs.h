@@ -19,6 +19,8 @@ struct http_pieces {
 };
 
 enum rs_result http_pieces_open(struct con *con, struct http_pieces *out, struct rs_error *err);
+/* From a reply to "pieces"; false: it makes no sense. */
+bool http_pieces_copy(struct http_pieces *out, size_t n, const void *blob, size_t len);
 void http_pieces_close(struct http_pieces *p);
 /* The bytes of a token, not NUL-terminated; none for an id that there is not. Valid as long as p. */
 const char *http_piece(const struct http_pieces *p, long long id, size_t *len);

@@ -60,21 +60,45 @@ static json_t *chunk(const struct http *h, const struct http_call *q, json_t *ch
     return o;
 }
 
+/* A JSON value as text; o is consumed. */
+static void put_json(json_t *o, struct buf *out)
+{
+    char *text = js_dump(o, JSON_COMPACT | JSON_ENCODE_ANY);
+    buf_str(out, text);
+    free(text);
+    json_decref(o);
+}
+
+/* What all chunks of a call begin with. */
+static void put_head(const struct http *h, struct http_call *q, struct buf *out)
+{
+    if (q->head.len == 0) {
+        buf_printf(&q->head, "data: {\"id\":\"%s\",\"object\":\"%s\",\"created\":%ld,\"model\":", q->id, object_name(q, true), q->created);
+        put_json(js_text(h->model, strlen(h->model)), &q->head);
+        buf_str(&q->head, ",\"choices\":[{\"index\":");
+    }
+    buf_add(out, q->head.text, q->head.len);
+}
+
+/* Written piece by piece: there is one for every token of every stream. */
 void http_reply_delta(const struct http *h, struct http_call *q, size_t choice, const char *text, size_t len, bool thinking, bool first,
                       struct buf *out)
 {
-    json_t *c = json_pack("{s:I, s:n}", "index", (json_int_t)choice, "finish_reason");
-    if (q->route == HTTP_CHAT) {
-        json_t *delta = json_object();
-        if (first)
-            json_object_set_new(delta, "role", json_string("assistant"));
-        json_object_set_new(delta, thinking ? "reasoning_content" : "content", js_text(text, len));
-        json_object_set_new(c, "delta", delta);
-    } else {
-        json_object_set_new(c, "text", js_text(text, len));
+    put_head(h, q, out);
+    buf_printf(out, "%zu,\"finish_reason\":null,", choice);
+    if (q->route == HTTP_CHAT)
+        buf_printf(out, "\"delta\":{%s\"%s\":", first ? "\"role\":\"assistant\"," : "", thinking ? "reasoning_content" : "content");
+    else
+        buf_str(out, "\"text\":");
+    put_json(js_text(text, len), out);
+    buf_str(out, q->route == HTTP_CHAT ? "},\"logprobs\":" : ",\"logprobs\":");
+    put_json(first ? json_null() : logprobs(h, q, choice, false), out);
+    buf_str(out, "}]");
+    if (q->api.usage_each) {
+        buf_str(out, ",\"usage\":");
+        put_json(usage(q), out);
     }
-    json_object_set_new(c, "logprobs", first ? json_null() : logprobs(h, q, choice, false));
-    put_event(chunk(h, q, c), out);
+    buf_str(out, "}\n\n");
 }
 
 void http_reply_finish(const struct http *h, struct http_call *q, size_t choice, struct buf *out)

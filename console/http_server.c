@@ -15,6 +15,7 @@
 
 #include "console/fail.h"
 #include "console/http.h"
+#include "console/js.h"
 
 enum { DISCARD = 64 }; /* a body that is longer than allowed is read to its end, up to this many times the limit */
 
@@ -94,6 +95,7 @@ void http_unref(struct http *h, struct http_call *q)
     for (size_t i = 0; i < sizeof q->parts / sizeof q->parts[0]; i++)
         free(q->parts[i]);
     free(q->choices);
+    buf_fini(&q->head);
     buf_fini(&q->out);
     api_free(&q->api);
     free(q);
@@ -273,10 +275,13 @@ static void keep_body(struct http *h, struct incoming *in, const char *data, siz
         buf_add(&in->body, data, n);
 }
 
-static bool known_model(const struct http *h, const char *name)
+static bool known_model(struct http *h, const char *name)
 {
+    pthread_mutex_lock(&h->lock);
     const char *slash = strrchr(h->path, '/');
-    return name == NULL || strcmp(name, h->model) == 0 || strcmp(name, h->path) == 0 || (slash != NULL && strcmp(name, slash + 1) == 0);
+    bool known = name == NULL || strcmp(name, h->model) == 0 || strcmp(name, h->path) == 0 || (slash != NULL && strcmp(name, slash + 1) == 0);
+    pthread_mutex_unlock(&h->lock);
+    return known;
 }
 
 /* The body is here: check it and hand the call over. */
@@ -317,17 +322,33 @@ static enum MHD_Result take_call(struct http *h, struct MHD_Connection *conn, st
     return MHD_YES;
 }
 
+/* An engine that an operator has stopped is in health, but requests wait: say for what. Caller frees. */
+static char *health(struct http *h, int phase)
+{
+    json_t *o = json_pack("{s:s}", "status", phase == HTTP_READY ? "ok" : phase == HTTP_LOADING ? "loading" : "draining");
+    pthread_mutex_lock(&h->lock);
+    if (h->held != NULL)
+        json_object_set_new(o, "waiting", js_text(h->held, strlen(h->held)));
+    pthread_mutex_unlock(&h->lock);
+    char *text = js_dump(o, JSON_COMPACT);
+    json_decref(o);
+    return text;
+}
+
 static enum MHD_Result take_request(struct http *h, struct MHD_Connection *conn, struct incoming *in)
 {
     int phase = atomic_load(&h->phase);
+    char *text;
     if (in->bad)
         return answer_error(h, conn, &in->error);
     switch (in->route->what) {
-    case R_MODELS: return answer(conn, 200, "application/json", http_reply_models(h));
+    case R_MODELS:
+        pthread_mutex_lock(&h->lock);
+        text = http_reply_models(h);
+        pthread_mutex_unlock(&h->lock);
+        return answer(conn, 200, "application/json", text);
     case R_VERSION: return answer(conn, 200, "application/json", xstrdup("{\"version\":\"" PACKAGE_VERSION "\"}"));
-    case R_HEALTH:
-        return answer(conn, phase == HTTP_READY ? 200 : 503, "application/json",
-                      xasprintf("{\"status\":\"%s\"}", phase == HTTP_READY ? "ok" : phase == HTTP_LOADING ? "loading" : "draining"));
+    case R_HEALTH: return answer(conn, phase == HTTP_READY ? 200 : 503, "application/json", health(h, phase));
     case R_CALL: break;
     }
     return take_call(h, conn, in);
@@ -443,7 +464,7 @@ static enum rs_result find_address(const char *host, unsigned port, struct addri
     return rc == 0 ? RS_OK : fail_set(err, RS_EIO, "no address for %s: %s", host, gai_strerror(rc));
 }
 
-enum rs_result http_start(struct http *h, const char *host, unsigned port, unsigned *bound, struct rs_error *err)
+enum rs_result http_start(struct http *h, const char *host, unsigned port, char **address, struct rs_error *err)
 {
     struct addrinfo *a;
     enum rs_result r = find_address(host, port, &a, err);
@@ -458,7 +479,9 @@ enum rs_result http_start(struct http *h, const char *host, unsigned port, unsig
     freeaddrinfo(a);
     if (h->daemon == NULL)
         return fail_set(err, RS_EIO, "cannot listen on %s port %u: %s", host, port, errno != 0 ? strerror(errno) : "libmicrohttpd does not say why");
-    *bound = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
+    unsigned bound = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
+    bool colon = strchr(host, ':') != NULL;
+    *address = xasprintf("http://%s%s%s:%u", colon ? "[" : "", host, colon ? "]" : "", bound);
     return RS_OK;
 }
 

@@ -56,6 +56,7 @@ libconsole_a_SOURCES = \
 	console/http_logprobs.h \
 	console/http_metrics.c \
 	console/http_metrics.h \
+	console/http_open.c \
 	console/http_reply.c \
 	console/http_server.c \
 	console/js.c \
@@ -97,11 +98,14 @@ libconsole_a_SOURCES = \
 	console/rcmd_patch.c \
 	console/rcmd_process.c \
 	console/rcmd_sampling.c \
+	console/rcmd_serve.c \
 	console/rcmd_spec.c \
 	console/repl.c \
 	console/repl.h \
 	console/sampling.c \
 	console/sampling.h \
+	console/serving.c \
+	console/serving.h \
 	console/setting.c \
 	console/setting.h \
 	console/sig.c \

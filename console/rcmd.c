@@ -39,6 +39,7 @@ const struct rcmd_entry *const rcmd_table[] = {
     &rcmd_retry_entry,
     &rcmd_save_entry,
     &rcmd_open_entry,
+    &rcmd_serve_entry,
     &rcmd_stats_entry,
     &rcmd_allreduce_entry,
     &rcmd_ledger_entry,

@@ -42,6 +42,7 @@ extern const struct rcmd_entry rcmd_retry_entry;
 extern const struct rcmd_entry rcmd_run_entry;
 extern const struct rcmd_entry rcmd_save_entry;
 extern const struct rcmd_entry rcmd_seed_entry;
+extern const struct rcmd_entry rcmd_serve_entry;
 extern const struct rcmd_entry rcmd_set_entry;
 extern const struct rcmd_entry rcmd_snapshot_entry;
 extern const struct rcmd_entry rcmd_spec_entry;

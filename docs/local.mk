@@ -14,4 +14,5 @@ dist_noinst_DATA += \
 	docs/lua.md \
 	docs/measurements.md \
 	docs/protocol.md \
+	docs/serving.md \
 	docs/style.md

@@ -1,6 +1,7 @@
 """The HTTP server under clients that behave and clients that do not. Prints TAP.
 
-Only the standard library is needed; curl, promtool and the openai package are used where they are, and skipped by name where not.
+Only the standard library is needed; curl, prometheus, promtool, llm and the openai package are used where they are, and skipped by name where not.
+More arguments are names of tests to run alone ("vanish"). RANKSCOPE_LONG=1: many more clients; RANKSCOPE_SOAK=N: N minutes of everything at a low rate, with memory by the minute.
 """
 import concurrent.futures
 import http.client
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 
 PROGRAM = sys.argv[1]
 LONG = os.environ.get("RANKSCOPE_LONG") == "1"
@@ -301,7 +303,7 @@ def test_curl(s):
 
 
 def test_openai(s):
-    names = ["openai package: chat", "openai package: stream", "openai package: errors have their classes", "openai package: 100 streams at once"]
+    names = ["openai package: " + n for n in ("chat", "stream", "errors have their classes", "100 streams at once", "log-probabilities", "completions")]
     try:
         import openai
     except ImportError:
@@ -329,6 +331,44 @@ def test_openai(s):
     with concurrent.futures.ThreadPoolExecutor(100) as pool:
         texts = [t for t, _ in pool.map(stream, range(100))]
     ok(texts == [text] * 100, names[3], set(texts))
+    r = c.chat.completions.create(model=model, messages=QUESTION, temperature=0, logprobs=True, top_logprobs=2).choices[0]
+    ok("".join(t.token for t in r.logprobs.content) == text and all(t.top_logprobs[0].logprob == t.logprob <= 0 for t in r.logprobs.content), names[4], r)
+    r = c.completions.create(model=model, prompt="The capital of Japan is", temperature=0, max_tokens=4, logprobs=1, echo=False, n=2, seed=1)
+    ok(len(r.choices) == 2 and r.choices[0].logprobs.tokens[0] == " T" and r.choices[0].text == r.choices[1].text, names[5], r)
+
+
+def test_llm(s, scratch):
+    """The program llm (PyPI), told of this server by its own configuration."""
+    names = ["llm: " + n for n in ("a chat", "a stream", "a conversation that goes on", "an error is told", "8 at once")]
+    program = shutil.which("llm")
+    if not program:
+        for n in names:
+            skip(n, "llm is not installed")
+        return
+    folder = os.path.join(scratch, "llm")
+    os.makedirs(folder, exist_ok=True)
+    model = json.loads(s.request("GET", "/v1/models")[1])["data"][0]["id"]
+    with open(os.path.join(folder, "extra-openai-models.yaml"), "w") as f:
+        for name, called in (("here", model), ("elsewhere", "no-such-model")):
+            f.write("- model_id: %s\n  model_name: %s\n  api_base: http://127.0.0.1:%d/v1\n" % (name, called, s.port))
+
+    def ask(*args):
+        r = subprocess.run([program, *args], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL,
+                           env={**os.environ, "LLM_USER_PATH": folder, "OPENAI_API_KEY": "none"})
+        return r.returncode, r.stdout.strip(), r.stderr.strip()
+    question = ("-m", "here", "-o", "temperature", "0", QUESTION[0]["content"])
+    want = "The capital of France is Paris."
+    got = ask("--no-stream", *question)
+    ok(got[0] == 0 and got[1] == want, names[0], got)
+    got = ask(*question)
+    ok(got[0] == 0 and got[1] == want, names[1], got)
+    got = ask("-c", "-o", "temperature", "0", "And what is the capital of Japan?")
+    ok(got[0] == 0 and "Tokyo" in got[1], names[2], got)
+    got = ask("-m", "elsewhere", "hello")
+    ok(got[0] != 0 and "no such model" in got[2], names[3], got)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(lambda _: ask("-n", *question), range(8)))  # its log takes one writer
+    ok(all(g[:2] == (0, want) for g in got), names[4], got)
 
 
 def test_parallel(s):
@@ -362,6 +402,214 @@ def test_metrics(s):
 
 
 # ---- clients that do not -----------------------------------------------------------------------------------------------------------------------
+
+
+def free_port():
+    with socket.socket() as k:
+        k.bind(("127.0.0.1", 0))
+        return k.getsockname()[1]
+
+
+def query(port, expr):
+    """An instant query of a Prometheus; its result list, or an error text."""
+    c = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        c.request("GET", "/api/v1/query?" + urllib.parse.urlencode({"query": expr}))
+        r = json.loads(c.getresponse().read())
+        return r["data"]["result"] if r["status"] == "success" else r["error"]
+    except (OSError, ValueError, KeyError) as e:
+        return repr(e)
+    finally:
+        c.close()
+
+
+def test_prometheus(s, scratch):
+    """A Prometheus that scrapes the server, asked everything that the dashboard asks."""
+    names = ["Prometheus scrapes a running server", "it answers every question of docs/grafana.json", "its counters are the server's"]
+    program = shutil.which("prometheus")
+    if not program:
+        for n in names:
+            skip(n, "prometheus is not installed")
+        return
+    folder, port = os.path.join(scratch, "prometheus"), free_port()
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "config.yml"), "w") as f:
+        f.write("global:\n  scrape_interval: 1s\nscrape_configs:\n- job_name: rankscope\n  static_configs:\n  - targets: ['127.0.0.1:%d']\n" % s.port)
+    p = subprocess.Popen([program, "--config.file=" + os.path.join(folder, "config.yml"), "--storage.tsdb.path=" + os.path.join(folder, "data"),
+                          "--web.listen-address=127.0.0.1:%d" % port], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    try:
+        end = time.time() + 90
+        up = []
+        while time.time() < end:  # three scrapes, so that rates can be taken
+            s.chat(max_tokens=4)
+            up = query(port, "count_over_time(up{job='rankscope'}[1m]) > 3 and up{job='rankscope'} == 1")
+            if isinstance(up, list) and up:
+                break
+            time.sleep(0.5)
+        ok(isinstance(up, list) and len(up) == 1, names[0], up)
+        with open(os.path.join(os.environ.get("abs_srcdir", "."), "docs", "grafana.json")) as f:
+            asked = [t["expr"] for panel in json.load(f)["panels"] for t in panel["targets"]]
+        got = {e: query(port, re.sub(r"\$__rate_interval|\$__interval|\$__range", "1m", e)) for e in asked}
+        empty = [e for e, r in got.items() if not isinstance(r, list) or (not r and "patch_active" not in e and "skew" not in e)]
+        ok(len(got) > 10 and not empty, names[1], [(e, got[e]) for e in empty])
+        time.sleep(2)
+        seen = query(port, "vllm:generation_tokens_total")
+        ok(isinstance(seen, list) and float(seen[0]["value"][1]) == s.metric("vllm:generation_tokens_total"), names[2], seen)
+    finally:
+        p.terminate()
+        p.wait()
+
+
+class Console:
+    """A console that reads commands from a pipe, on an engine in a process of its own."""
+
+    def __init__(self):
+        r, w = os.pipe()
+        name = "serve-%d" % os.getpid()
+        self.engine = subprocess.Popen([PROGRAM, "engine", "--name", name, "--ready-fd", str(w)], pass_fds=[w], stdin=subprocess.DEVNULL,
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.close(w)
+        os.read(r, 1)
+        os.close(r)
+        self.p = subprocess.Popen([PROGRAM, "attach", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                  bufsize=1)
+        self.lines, self.at = [], 0
+        threading.Thread(target=lambda: self.lines.extend(iter(self.p.stdout.readline, "")), daemon=True).start()
+
+    def say(self, line):
+        self.p.stdin.write(line + "\n")
+        self.p.stdin.flush()
+
+    def wait(self, pattern, seconds=120):
+        """The first line from here on that matches; None when it does not come."""
+        end = time.time() + seconds
+        while time.time() < end:
+            while self.at < len(self.lines):
+                self.at += 1
+                m = re.search(pattern, self.lines[self.at - 1])
+                if m:
+                    return m
+            time.sleep(0.02)
+        return None
+
+
+class Beside(Server):
+    """The server that a console runs."""
+
+    def __init__(self, port):  # noqa: D107  (no process of its own)
+        self.key, self.port = None, port
+
+
+def test_console(scratch):
+    c = Console()
+    first = os.path.join(os.environ.get("RANKSCOPE_DATADIR", "."), "models", "tiny-glm5-q4.gguf")
+    c.say("/load " + first)
+    c.say("/serve --port 0")
+    m = c.wait(r"listening on http://127\.0\.0\.1:(\d+)")
+    ok(m is not None, "/serve in the console says where it listens", c.lines)
+    if m is None:
+        c.p.kill()
+        c.engine.kill()
+        return
+    s = Beside(int(m.group(1)))
+    france = {"messages": QUESTION, "temperature": 0, "chat_template_kwargs": {"enable_thinking": False}}
+    ok(s.post("/v1/chat/completions", france)[1]["choices"][0]["message"]["content"] == "The capital of France is Paris.", "it answers")
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        c.say("What is the capital of Japan?")
+        got = list(pool.map(lambda _: s.post("/v1/chat/completions", france)[1]["choices"][0]["message"]["content"], range(20)))
+    ok(c.wait("Tokyo") is not None and set(got) == {"The capital of France is Paris."}, "the console answers its operator meanwhile", (set(got), c.lines[-3:]))
+    c.say("/patch set slot_order=file")
+    c.wait("slot_order")
+    odd = s.post("/v1/chat/completions", {**france, "max_tokens": 30})[1]["choices"][0]["message"]["content"]
+    c.say("/patch reset")
+    c.wait("slot_order|reset|default")
+    ok("Paris" not in odd and "Paris" in s.post("/v1/chat/completions", france)[1]["choices"][0]["message"]["content"],
+       "clients see what the operator changes", odd)
+    c.say("/break blk.2.attn.mla")
+    c.wait("break")
+    k = open_stream(s, france)
+    stopped = c.wait("stopped ")
+    status, health = s.request("GET", "/health")
+    ok(stopped is not None and status == 200 and "the engine is stopped (break 1) at blk.2.attn.mla" in json.loads(health).get("waiting", ""),
+       "a breakpoint: /health answers and says why requests wait", health)
+    late = open_stream(s, france)
+    ok(s.metric("vllm:num_requests_running") == 1, "so does /metrics", s.metric("vllm:num_requests_running"))
+    c.say("/break del")
+    c.say("/continue")
+    texts = []
+    for x in (k, late):
+        got = b""
+        while b"[DONE]" not in got:
+            more = x.recv(65536)
+            if not more:
+                break
+            got += more
+        events = [json.loads(e[6:]) for e in got.decode().replace("\r\n", "\n").split("\n") if e.startswith("data: {")]
+        texts.append((text_of(events), b": the engine is stopped" in got))
+        x.close()
+    ok(texts[0] == ("The capital of France is Paris.", True), "the stream that waited is told so and then goes on", texts)
+    ok(texts[1][0] == "The capital of France is Paris.", "so does one that came meanwhile", texts)
+    ok("waiting" not in json.loads(s.request("GET", "/health")[1]), "then nothing waits any more")
+    other = os.path.join(scratch, "other.gguf")
+    shutil.copy(first, other)
+    c.say("/load " + other)
+    c.wait("model: .*other")
+    end = time.time() + 60
+    while s.request("GET", "/health")[0] != 200 and time.time() < end:
+        time.sleep(0.05)
+    name = json.loads(s.request("GET", "/v1/models")[1])["data"][0]["id"]
+    while name != "other.gguf" and time.time() < end:
+        time.sleep(0.05)
+        name = json.loads(s.request("GET", "/v1/models")[1])["data"][0]["id"]
+    ok(name == "other.gguf" and "Paris" in s.post("/v1/chat/completions", {**france, "model": name})[1]["choices"][0]["message"]["content"],
+       "another model is served under its name", name)
+    c.say("/serve off")
+    c.wait("takes nothing more")
+    end = time.time() + 30
+    gone = False
+    while not gone and time.time() < end:
+        try:
+            s.request("GET", "/health", timeout=5)
+            time.sleep(0.05)
+        except OSError:
+            gone = True
+    ok(gone, "/serve off ends it")
+    c.say("/serve --port 0")
+    m = c.wait(r"listening on http://127\.0\.0\.1:(\d+)")
+    k = open_stream(Beside(int(m.group(1))), {"messages": QUESTION, "ignore_eos": True, "max_tokens": 1500}) if m else None
+    ok(k is not None and k.recv(10) != b"", "and it can begin again")
+    c.p.stdin.close()
+    ok(c.p.wait(60) == 0, "the console's end is its end", c.lines[-3:])
+    c.engine.send_signal(signal.SIGTERM)
+    ok(c.engine.wait(60) == 0, "its engine goes on until it is told to end")
+
+
+def test_soak(s, minutes):
+    """A little of everything, a few requests a second, for so long; memory minute by minute."""
+    rng = random.Random(2)
+    begin, rss, n = time.time(), [s.rss()], 0
+    slow = []
+    while time.time() - begin < minutes * 60:
+        n += 1
+        s.chat(max_tokens=20, messages=[{"role": "user", "content": "What is %d + %d?" % (rng.randrange(99), rng.randrange(99))}])
+        open_stream(s, {"messages": QUESTION, "ignore_eos": True, "max_tokens": 200}).close()
+        s.request("POST", "/v1/chat/completions", mutate(rng))
+        s.request("GET", "/metrics")
+        if n % 5 == 0:
+            slow.append(open_stream(s, {"messages": QUESTION, "max_tokens": 30, "logprobs": True}, 4096))
+        if len(slow) > 8:
+            slow.pop(0).close()
+        if time.time() - begin >= len(rss) * 60:
+            rss.append(s.rss())
+            print("# minute %d: %d MB resident, %d rounds" % (len(rss) - 1, rss[-1], n), flush=True)
+        time.sleep(0.4)
+    for k in slow:
+        k.close()
+    left = s.idle()
+    rss.append(s.rss())
+    ok(left == [0, 0, 0], "%g minutes of a little of everything leave no sequence and no block" % minutes, left)
+    settled = rss[min(2, len(rss) - 1)]  # what the first requests bring in has come by then
+    ok(rss[-1] <= settled + 8, "and memory is where it was: MB by the minute %s" % rss, rss)
 
 
 def test_vanish(s):
@@ -492,6 +740,22 @@ def test_limits():
     ok(s.stop() == 0, "and the server ends in order")
 
 
+def test_cache():
+    """A cache that holds a few of the sequences at a time."""
+    s = Server("--ctx", "512")
+    n = 64 if LONG else 16
+    bodies = [{"messages": [{"role": "user", "content": "What is %d + %d?" % (i, i + 2)}], "max_tokens": 90, "ignore_eos": True} for i in range(n)]
+    alone = [text_of(read_stream(s, **b), "reasoning_content") for b in bodies[:4]]
+    with concurrent.futures.ThreadPoolExecutor(n) as pool:
+        got = list(pool.map(lambda b: read_stream(s, **b), bodies))
+    reasons = [[c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]] for events in got]
+    ok(reasons == [["length"]] * n and [text_of(e, "reasoning_content") for e in got[:4]] == alone, "a full cache: %d sequences that do not fit all end right" % n,
+       reasons)
+    ok(s.metric("vllm:num_preemptions_total") > 0, "some had to give their blocks back (%d times)" % s.metric("vllm:num_preemptions_total"))
+    ok(s.idle() == [0, 0, 0], "and none is held in the end", s.idle(1))
+    ok(s.stop() == 0, "the server ends in order")
+
+
 def test_drain():
     s = Server()
     results = []
@@ -521,19 +785,41 @@ def test_drain():
     ok(code == 0, "and the exit status is 0", code)
 
 
+def some(names, scratch):
+    """Only these tests, each on a server of its own unless it starts one."""
+    for name in names:
+        test = globals()["test_" + name]
+        args = test.__code__.co_varnames[:test.__code__.co_argcount]
+        s = Server() if "s" in args else None
+        test(*[{"s": s, "scratch": scratch, "minutes": float(os.environ.get("RANKSCOPE_SOAK", "1"))}[a] for a in args])
+        if s:
+            ok(s.stop() == 0, name + ": SIGTERM ends it with status 0")
+    print("1..%d" % count)
+
+
 def main():
     scratch = os.environ.get("TEST_SCRATCH", "/tmp")
+    if len(sys.argv) > 2:
+        some(sys.argv[2:], scratch)
+        return
     s = Server()
     ok(re.match(r"listening on http://127\.0\.0\.1:\d+$", s.said.strip()) is not None, "it says where it listens: this machine only", s.said)
     for test in (test_answers, test_sampling, test_logprobs, test_echo, test_text_stays_text, test_errors, test_curl, test_openai, test_parallel, test_metrics, test_vanish):
         test(s)
+    test_llm(s, scratch)
+    test_prometheus(s, scratch)
     before = s.rss()
     for test in (test_slow, test_malformed, test_vanish):
         test(s)
     ok(s.rss() < before + 64, "memory stays where it was (%d MB, then %d)" % (before, s.rss()))
+    minutes = float(os.environ.get("RANKSCOPE_SOAK", "2" if LONG else "0"))
+    if minutes > 0:
+        test_soak(s, minutes)
     ok(s.stop() == 0, "SIGTERM ends it with status 0")
+    test_console(scratch)
     test_key(scratch)
     test_limits()
+    test_cache()
     test_drain()
     print("1..%d" % count)
 
