@@ -392,7 +392,7 @@ enum rs_result backend_cpu_open(const struct hparams *hp, const struct weights *
         ok = alloc_rank(c, r, q8);
     if (!ok) {
         cpu_close(&c->base);
-        return error_set(err, RS_ENOMEM, "out of memory: cache of %u tokens and buffers for %u ranks", lim->n_blocks * lim->block, c->n_ranks);
+        return error_set(err, RS_ENOMEM, "out of memory: cache of %u tokens and buffers for %u ranks", lim->n_blocks * lim->block, shard->n_ranks);
     }
     enum rs_result rc = exec_open(c, &c->exec, err);
     if (rc == RS_OK)

@@ -97,6 +97,10 @@ static void first_twice(const float *const *src, float *const *dst, size_t n_src
 
 /* ---- before a step ---- */
 
+/* Matrices that turn() made; at most one of each layer and rank. */
+static uint8_t *s_turned[64 * RS_MAX_RANKS];
+static size_t s_n_turned;
+
 /* k_b of every head as if its rows were columns. */
 static void turn(struct op_view *v)
 {
@@ -111,7 +115,7 @@ static void turn(struct op_view *v)
             }
         }
     free(row);
-    v->data = (const uint8_t *)w;
+    v->data = s_turned[s_n_turned++] = (uint8_t *)w;
     v->type = KRN_F32;
     v->stride = v->k * sizeof *w;
     v->mat_stride = n * sizeof *w;
@@ -122,6 +126,9 @@ static void change_views(const struct program *p, enum fault f)
     size_t bytes = (size_t)p->n_views * p->n_ranks * sizeof *p->views;
     if (s_of == p && s_program.views != NULL && s_program.n_views == p->n_views && memcmp(s_original, p->views, bytes) == 0)
         return; /* an address alone may be another program's by now */
+    while (s_n_turned > 0)
+        free(s_turned[--s_n_turned]);
+    free(s_program.views);
     free(s_original);
     s_original = malloc(bytes);
     memcpy(s_original, p->views, bytes);
