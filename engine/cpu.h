@@ -167,8 +167,15 @@ static inline const uint8_t *cpu_packed(const struct cpu_call *k, uint32_t slot,
     return t->data != NULL ? t->data + mat * t->mat_bytes : NULL;
 }
 
-/* y[col] = W x[col] for rows [r0, r1) of one matrix, x as f32 rows; quantises into the worker's scratch at `q8` when int8 applies. */
+/* Does this weight take quantised activations? */
 bool cpu_int8(const struct choice *ch, const struct op_view *v);
+
+/* Of ops that multiply by a weight: 2 where the activations are quantised by all workers together first. */
+uint32_t cpu_linear_phases(const struct cpu *c, const struct op *op, const struct choice *ch, uint32_t bucket);
+
+/* Rows [0, n) of the op's first input, quantised if int8: all of them made here and now for this worker alone, or shared out in phase 0. NULL: this
+ * call has nothing more to do than having quantised its share. */
+const uint8_t *cpu_quantised(const struct cpu_call *k, bool int8, size_t width, size_t n, size_t *stride);
 
 /* At most this many activation rows are quantised by every worker for itself; more are shared through cpu_rank.q8 in a phase of their own. */
 enum { CPU_PRIVATE_ROWS = 4 };

@@ -21,17 +21,24 @@ static bool any_int8(const struct cpu_call *k)
     return false;
 }
 
-static uint32_t linear_phases(const struct cpu *c, const struct op *op, const struct choice *ch, uint32_t bucket)
+uint32_t cpu_linear_phases(const struct cpu *c, const struct op *op, const struct choice *ch, uint32_t bucket)
 {
     (void)c, (void)op;
     return ch->matmul == MATMUL_INT8 && bucket > CPU_PRIVATE_ROWS ? 2 : 1;
 }
 
-/* Quantise rows [from, to) of the op's input. */
-static void quantise(const struct cpu_call *k, uint8_t *q8, size_t stride, size_t width, size_t from, size_t to)
+const uint8_t *cpu_quantised(const struct cpu_call *k, bool int8, size_t width, size_t n, size_t *stride)
 {
-    for (size_t i = from; i < to; i++)
-        k->c->mm->quantise_row(cpu_at(k, &k->op->in[0], i), q8 + i * stride, width);
+    const bool own = k->n_phases == 1;
+    uint8_t *q8 = own ? k->c->scratch[k->worker] : k->c->rank[k->rank].q8;
+    size_t from = 0, to = n;
+    *stride = krn_q8_row_bytes(width);
+    if (!own)
+        cpu_cut(k, n, 1, &from, &to);
+    if (int8 && width != 0 && (own || k->phase == 0))
+        for (size_t i = from; i < to; i++)
+            k->c->mm->quantise_row(cpu_at(k, &k->op->in[0], i), q8 + i * *stride, width);
+    return own || k->phase == 1 ? q8 : NULL;
 }
 
 /* Rows [r0, r1) of one weight, for all rows of the batch, to columns starting at `col` of the output. */
@@ -53,34 +60,12 @@ static void multiply(const struct cpu_call *k, uint32_t slot, size_t r0, size_t 
         k->c->mm->f32(&m);
 }
 
-/* The op's quantised input: made here (privately, or this call's share of it), or made by phase 0. Returns NULL when this call has nothing
- * more to do than having quantised. */
-static const uint8_t *prepare(const struct cpu_call *k, size_t width, uint32_t n, size_t *stride)
-{
-    *stride = krn_q8_row_bytes(width);
-    if (k->n_phases == 1) {
-        uint8_t *own = k->c->scratch[k->worker];
-        if (width != 0 && any_int8(k))
-            quantise(k, own, *stride, width, 0, n);
-        return own;
-    }
-    uint8_t *shared = k->c->rank[k->rank].q8;
-    if (k->phase == 0) {
-        size_t from, to;
-        cpu_cut(k, n, 1, &from, &to);
-        if (width != 0 && any_int8(k))
-            quantise(k, shared, *stride, width, from, to);
-        return NULL;
-    }
-    return shared;
-}
-
 static void run_linear(const struct cpu_call *k)
 {
     const struct op_view *v = plan_view(k->prog, k->rank, k->op->w[0]);
     uint32_t n = cpu_rows(k);
     size_t stride, from, to;
-    const uint8_t *q8 = prepare(k, v->k, n, &stride);
+    const uint8_t *q8 = cpu_quantised(k, any_int8(k), v->k, n, &stride);
     if (q8 == NULL)
         return;
     if (v->rows == 0) { /* an empty shard contributes zeros to a partial sum, nothing to a sharded one */
@@ -100,7 +85,7 @@ static void run_slots(const struct cpu_call *k, bool file_order, bool apart)
     uint32_t n = cpu_rows(k), width = cpu_width(k, &k->op->in[0]);
     uint32_t slot[OP_MAX_W];
     size_t rows[OP_MAX_W], stride, base[OP_MAX_W], total = 0, from, to;
-    const uint8_t *q8 = prepare(k, width, n, &stride);
+    const uint8_t *q8 = cpu_quantised(k, any_int8(k), width, n, &stride);
     if (q8 == NULL)
         return;
     for (uint32_t p = 0; p < k->op->n_w; p++) {
@@ -148,5 +133,5 @@ size_t cpu_linear_scratch(const struct cpu *c)
     return most * pairs;
 }
 
-const struct cpu_launch CPU_LINEAR = {linear_phases, run_linear}, CPU_QKV_FUSED = {linear_phases, run_slots_fused},
-                        CPU_QKV_SPLIT = {linear_phases, run_slots_apart}, CPU_GATE_UP = {linear_phases, run_slots_fused};
+const struct cpu_launch CPU_LINEAR = {cpu_linear_phases, run_linear}, CPU_QKV_FUSED = {cpu_linear_phases, run_slots_fused},
+                        CPU_QKV_SPLIT = {cpu_linear_phases, run_slots_apart}, CPU_GATE_UP = {cpu_linear_phases, run_slots_fused};

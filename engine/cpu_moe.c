@@ -100,34 +100,13 @@ static void run_router(const struct cpu_call *k)
     }
 }
 
-static uint32_t moe_phases(const struct cpu *c, const struct op *op, const struct choice *ch, uint32_t bucket)
-{
-    (void)c, (void)op;
-    return ch->matmul == MATMUL_INT8 && bucket > CPU_PRIVATE_ROWS ? 2 : 1;
-}
-
-/* Quantise n rows of the input that start at row 0, shared or private; NULL when this call is done with that. */
-static const uint8_t *prepare(const struct cpu_call *k, bool int8, size_t width, size_t n, size_t *stride)
-{
-    bool own = k->n_phases == 1;
-    uint8_t *q8 = own ? k->c->scratch[k->worker] : k->c->rank[k->rank].q8;
-    size_t from = 0, to = n;
-    *stride = krn_q8_row_bytes(width);
-    if (!own)
-        cpu_cut(k, n, 1, &from, &to);
-    if (int8 && width != 0 && (own || k->phase == 0))
-        for (size_t i = from; i < to; i++)
-            k->c->mm->quantise_row(cpu_at(k, &k->op->in[0], i), q8 + i * *stride, width);
-    return own || k->phase == 1 ? q8 : NULL;
-}
-
 static void run_moe_gate_up(const struct cpu_call *k)
 {
     const struct cpu_routing *r = cpu_routing(k);
     const struct op_view *gate = plan_view(k->prog, k->rank, k->op->w[0]), *up = plan_view(k->prog, k->rank, k->op->w[1]);
     bool int8 = gate->rows != 0 && (cpu_int8(k->choice, gate) || cpu_int8(k->choice, up));
     size_t stride, from, to, half = gate->rows;
-    const uint8_t *q8 = prepare(k, int8, k->c->hp->n_embd, k->b->n_rows, &stride);
+    const uint8_t *q8 = cpu_quantised(k, int8, k->c->hp->n_embd, k->b->n_rows, &stride);
     if (q8 == NULL || half == 0)
         return;
     const bool swapped = k->choice->file_order && k->op->file_slot[0] == 1;
@@ -163,7 +142,7 @@ static void run_moe_down(const struct cpu_call *k)
     const struct op_view *v = plan_view(k->prog, k->rank, k->op->w[0]);
     bool int8 = v->rows != 0 && cpu_int8(k->choice, v);
     size_t stride, from, to, out = k->prog->width[BUF_A][k->rank], in = k->prog->width[BUF_MACT][k->rank];
-    const uint8_t *q8 = prepare(k, int8, v->k, r->n_pairs, &stride);
+    const uint8_t *q8 = cpu_quantised(k, int8, v->k, r->n_pairs, &stride);
     if (q8 == NULL)
         return;
     cpu_cut(k, out, CPU_ROW_UNIT, &from, &to);
@@ -184,4 +163,4 @@ static void run_moe_down(const struct cpu_call *k)
     }
 }
 
-const struct cpu_launch CPU_ROUTER = {router_phases, run_router}, CPU_MOE_GATE_UP = {moe_phases, run_moe_gate_up}, CPU_MOE_DOWN = {moe_phases, run_moe_down};
+const struct cpu_launch CPU_ROUTER = {router_phases, run_router}, CPU_MOE_GATE_UP = {cpu_linear_phases, run_moe_gate_up}, CPU_MOE_DOWN = {cpu_linear_phases, run_moe_down};
