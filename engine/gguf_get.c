@@ -72,22 +72,7 @@ static double float_at(uint32_t type, const uint8_t *p)
     return f;
 }
 
-enum rs_result gguf_get_i64(const struct gguf *g, const char *key, int64_t *out, bool *found, struct rs_error *err)
-{
-    struct gguf_kv kv;
-    bool absent;
-    enum rs_result r = look(g, key, &kv, found, &absent, err);
-    if (absent)
-        return r;
-    if (!is_int(kv.type))
-        return wrong(g, err, &kv, "should be an integer");
-    if (kv.type == GGUF_U64 && gguf_ld64(kv.data) > INT64_MAX)
-        return wrong(g, err, &kv, "is out of range");
-    *out = int_at(kv.type, kv.data);
-    return RS_OK;
-}
-
-enum rs_result gguf_get_u32(const struct gguf *g, const char *key, uint32_t *out, bool *found, struct rs_error *err)
+static enum rs_result get_int(const struct gguf *g, const char *key, int64_t least, int64_t most, int64_t *out, bool *found, struct rs_error *err)
 {
     struct gguf_kv kv;
     bool absent;
@@ -97,10 +82,24 @@ enum rs_result gguf_get_u32(const struct gguf *g, const char *key, uint32_t *out
     if (!is_int(kv.type))
         return wrong(g, err, &kv, "should be an integer");
     int64_t x = int_at(kv.type, kv.data);
-    if (x < 0 || x > UINT32_MAX)
+    if ((kv.type == GGUF_U64 && gguf_ld64(kv.data) > INT64_MAX) || x < least || x > most)
         return wrong(g, err, &kv, "is out of range");
-    *out = (uint32_t)x;
+    *out = x;
     return RS_OK;
+}
+
+enum rs_result gguf_get_i64(const struct gguf *g, const char *key, int64_t *out, bool *found, struct rs_error *err)
+{
+    return get_int(g, key, INT64_MIN, INT64_MAX, out, found, err);
+}
+
+enum rs_result gguf_get_u32(const struct gguf *g, const char *key, uint32_t *out, bool *found, struct rs_error *err)
+{
+    int64_t x = -1;
+    enum rs_result r = get_int(g, key, 0, UINT32_MAX, &x, found, err);
+    if (x >= 0)
+        *out = (uint32_t)x;
+    return r;
 }
 
 enum rs_result gguf_get_f32(const struct gguf *g, const char *key, float *out, bool *found, struct rs_error *err)
