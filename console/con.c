@@ -65,21 +65,33 @@ enum rs_result con_hello(struct con *con, json_t **reply, struct rs_error *err)
     return con_request(con, "hello", args, reply, err);
 }
 
+void con_poll(struct con *con, struct pollfd *p, nfds_t n, nfds_t engine, int timeout_ms)
+{
+    const bool there = con->engine != NULL && !con->lost, pending = there && rs_pending(con->engine);
+    const unsigned nap = there && !pending ? rs_nap_us(con->engine) : 0;
+    const bool naps = nap != 0 && (timeout_ms < 0 || (unsigned)timeout_ms * 1000u > nap);
+    struct timespec t = {.tv_sec = timeout_ms / 1000, .tv_nsec = timeout_ms % 1000 * 1000000L};
+    if (pending)
+        t = (struct timespec){0};
+    else if (naps)
+        t = (struct timespec){.tv_nsec = (long)nap * 1000};
+    p[engine] = (struct pollfd){.fd = there && !naps ? rs_fd(con->engine) : -1, .events = POLLIN};
+    if (ppoll(p, n, timeout_ms < 0 && !pending && !naps ? NULL : &t, NULL) < 0)
+        for (nfds_t i = 0; i < n; i++)
+            p[i].revents = 0;
+    if (pending || naps)
+        p[engine].revents = POLLIN;
+}
+
 unsigned con_wait_plain(struct con *con, void *ctx, int timeout_ms)
 {
     (void)ctx;
-    bool engine = con->engine != NULL && !con->lost;
-    if (engine && rs_pending(con->engine))
-        timeout_ms = 0;
-    struct pollfd p[2] = {
-        {.fd = sig_fd(), .events = POLLIN},
-        {.fd = engine ? rs_fd(con->engine) : -1, .events = POLLIN},
-    };
-    int n = poll(p, 2, timeout_ms);
+    struct pollfd p[2] = {{.fd = sig_fd(), .events = POLLIN}};
+    con_poll(con, p, 2, 1, timeout_ms);
     unsigned wake = 0;
-    if (engine && (rs_pending(con->engine) || (n > 0 && p[1].revents != 0)))
+    if (p[1].revents != 0)
         wake |= CON_WAKE_ENGINE;
-    if (n > 0 && p[0].revents != 0) {
+    if (p[0].revents != 0) {
         unsigned bits = sig_take();
         if (bits & SIG_BIT_INT)
             wake |= CON_WAKE_INTERRUPT;

@@ -7,6 +7,7 @@
 #define RANKSCOPE_CONSOLE_CON_H
 
 #include <jansson.h>
+#include <poll.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -109,6 +110,10 @@ enum rs_result con_start_local(struct con *con, const struct rs_local_params *pa
 
 /* The handshake; *reply (may be NULL) gets its answer. */
 enum rs_result con_hello(struct con *con, json_t **reply, struct rs_error *err);
+
+/* poll() of n descriptors; p[engine] is made the engine's, or one that nothing happens at. Its revents say that rs_next() may have something. Counts
+ * neither events nor failures: revents are zero where nothing happened. */
+void con_poll(struct con *con, struct pollfd *p, nfds_t n, nfds_t engine, int timeout_ms);
 
 /* Poll signals and the engine. */
 unsigned con_wait_plain(struct con *con, void *ctx, int timeout_ms);

@@ -65,22 +65,19 @@ static unsigned take_signals(struct con *con)
 static unsigned repl_wait(struct con *con, void *ctx, int timeout_ms)
 {
     struct repl *r = ctx;
-    bool engine = con->engine != NULL && !con->lost;
-    if (engine && rs_pending(con->engine))
-        timeout_ms = 0;
     struct pollfd p[3] = {
         {.fd = sig_fd(), .events = POLLIN},
-        {.fd = engine ? rs_fd(con->engine) : -1, .events = POLLIN},
+        {.fd = -1},
         {.fd = STDIN_FILENO, .events = line_active() ? POLLIN : 0},
     };
-    int n = poll(p, 3, timeout_ms);
+    con_poll(con, p, 3, 1, timeout_ms);
     unsigned wake = 0;
-    r->input = n > 0 && p[2].revents & POLLIN;
-    if (engine && (rs_pending(con->engine) || (n > 0 && p[1].revents != 0)))
+    r->input = p[2].revents & POLLIN;
+    if (p[1].revents != 0)
         wake |= CON_WAKE_ENGINE;
-    if (n > 0 && p[0].revents != 0)
+    if (p[0].revents != 0)
         wake |= take_signals(con);
-    if (n > 0 && p[2].revents & (POLLHUP | POLLERR | POLLNVAL) && !r->input) {
+    if (p[2].revents & (POLLHUP | POLLERR | POLLNVAL) && !r->input) {
         /* The terminal is gone; SIGHUP does not come to everyone. */
         con->end_signal = SIGHUP;
         wake |= CON_WAKE_END;

@@ -386,24 +386,21 @@ static bool is_idle(const struct tui *t)
 static unsigned serve(struct tui *t, uint64_t wait_us)
 {
     struct con *con = t->con;
-    bool engine = con->engine != NULL && !con->lost;
-    if (engine && rs_pending(con->engine))
-        wait_us = 0;
     struct pollfd p[4] = {
         {.fd = sig_fd(), .events = POLLIN},
-        {.fd = engine ? rs_fd(con->engine) : -1, .events = POLLIN},
+        {.fd = -1},
         {.fd = t->in_line ? -1 : t->screen->keys, .events = POLLIN},
         {.fd = t->screen->prints, .events = POLLIN},
     };
-    int n = poll(p, 4, (int)((wait_us + 999) / 1000));
+    con_poll(con, p, 4, 1, (int)((wait_us + 999) / 1000));
     unsigned wake = 0;
-    if (engine && (rs_pending(con->engine) || (n > 0 && p[1].revents != 0)))
+    if (p[1].revents != 0)
         wake |= CON_WAKE_ENGINE;
-    if (n > 0 && p[3].revents & POLLIN)
+    if (p[3].revents & POLLIN)
         take_prints(t);
-    if (n > 0 && p[0].revents != 0)
+    if (p[0].revents != 0)
         wake |= take_signals(t);
-    if (n > 0 && p[2].revents != 0 && !take_keys(t)) {
+    if (p[2].revents != 0 && !take_keys(t)) {
         con->end_signal = SIGHUP; /* the terminal is gone */
         wake |= CON_WAKE_END;
     }

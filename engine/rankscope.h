@@ -124,6 +124,10 @@ enum rs_result rs_next(struct rs_engine *e, int timeout_ms, struct rs_event *out
 int rs_fd(const struct rs_engine *e);
 bool rs_pending(const struct rs_engine *e);
 
+/* 0, or microseconds: tokens come so fast that being woken for each takes more of the engine's cores than sending them. Who polls rs_fd() should then
+ * leave it out for so long and call rs_next(e, 0, ...) afterwards. Calls that wait do it by themselves. */
+unsigned rs_nap_us(const struct rs_engine *e);
+
 /* ---- snapshots -------------------------------------------------------------------------------------------------------------------------- */
 
 #define RS_MAX_RANKS 64

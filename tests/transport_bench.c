@@ -1,5 +1,12 @@
-/* What the socket between engine and client costs: decode speed with and without anybody who receives the tokens, in turns, and the time from a token
- * computed to a token received. The engine is a process of its own; speeds are its own measurements. Not a test: scripts/bench-transport runs it.
+/* What it costs that engine and console are two processes. Three arms, in turns:
+ *
+ *   inside    engine and client are threads of one process (rs_engine_local, what one-shot commands use)
+ *   attached  the engine is a process of its own, this one is the client
+ *   alone     the engine is a process of its own and nobody is connected while it computes
+ *
+ * The clients do what a console does: read what is there, write every token's text to a file, flush. attached against inside is what the transport
+ * between two processes costs; attached against alone is that and the client's own work, which on a machine whose cores all compute is taken from
+ * them. Speeds are the engine's own measurements. Latency: from a token computed to its text flushed. Not a test: scripts/bench-transport runs it.
  *
  * usage: transport_bench PROGRAM MODEL WORKERS TOKENS ROUNDS */
 #include <math.h>
@@ -12,16 +19,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/now.h"
 #include "tests/engine_client.h"
 
 #define NAME "transport"
 
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
+enum { INSIDE, ATTACHED, ALONE, ARMS };
 
 static void die(const char *why)
 {
@@ -76,25 +79,79 @@ static uint32_t submit(struct rs_engine *e, int tokens)
     return id;
 }
 
-/* Tokens per second of a stream that this client receives; latencies of its tokens are added to late[*n]. */
-static double received(int tokens, double *late, size_t *n)
+/* Tokens per second of a stream whose text this client writes to `out`; latencies of its tokens go to late[0 .. *n). */
+static double printed(struct rs_engine *e, int tokens, FILE *out, double *late, size_t *n)
 {
-    struct rs_engine *e = reach();
     uint32_t id = submit(e, tokens);
     double rate = NAN;
+    size_t fresh = 0;
     for (struct rs_event ev; rs_next(e, 60000, &ev, NULL) == RS_OK && ev.type != RS_EVENT_LOST;) {
-        if (ev.id != id)
-            continue;
-        if (ev.type == RS_EVENT_TOKEN)
-            late[(*n)++] = now_us() - (double)ev.time_us;
-        if (ev.type == RS_EVENT_DONE) {
+        if (ev.type == RS_EVENT_TOKEN && ev.id == id) {
+            fwrite(ev.text, 1, ev.text_len, out);
+            late[*n + fresh++] = (double)ev.time_us;
+        } else if (ev.type == RS_EVENT_DONE && ev.id == id) {
             json_t *o = json_loads(ev.json, 0, NULL);
             rate = json_number_value(json_object_get(o, "tok_per_s"));
             json_decref(o);
-            break;
         }
+        if (fresh != 0 && !rs_pending(e)) {
+            fflush(out);
+            double now = (double)now_us();
+            for (; fresh > 0; fresh--, ++*n)
+                late[*n] = now - late[*n];
+        }
+        if (!isnan(rate))
+            break;
     }
-    rs_engine_close(e);
+    return rate;
+}
+
+/* One engine and its client in a process of their own; it answers each byte on `in` with a rate. */
+static void inside_main(const char *model, unsigned workers, int tokens, int in, int out_fd)
+{
+    struct rs_engine *e;
+    struct rs_error err;
+    double *late = calloc((size_t)tokens + 8, sizeof *late);
+    FILE *out = tmpfile();
+    char byte;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (rs_engine_local(&(struct rs_local_params){.workers = workers}, &e, &err) != RS_OK || out == NULL || late == NULL)
+        _exit(1);
+    json_decref(ec_call(e, "open", "{\"path\":\"%s\"}", model));
+    while (read(in, &byte, 1) == 1) {
+        size_t n = 0;
+        double rate = printed(e, tokens, out, late, &n);
+        if (write(out_fd, &rate, sizeof rate) != sizeof rate)
+            break;
+    }
+    _exit(0);
+}
+
+struct inside {
+    pid_t pid;
+    int ask, answer;
+};
+
+static struct inside start_inside(const char *model, unsigned workers, int tokens)
+{
+    int ask[2], answer[2];
+    if (pipe(ask) != 0 || pipe(answer) != 0)
+        die("no pipe");
+    struct inside x = {.pid = fork(), .ask = ask[1], .answer = answer[0]};
+    if (x.pid == 0)
+        inside_main(model, workers, tokens, ask[0], answer[1]);
+    if (x.pid < 0)
+        die("cannot fork");
+    close(ask[0]);
+    close(answer[1]);
+    return x;
+}
+
+static double inside(const struct inside *x)
+{
+    double rate;
+    if (write(x->ask, "g", 1) != 1 || read(x->answer, &rate, sizeof rate) != sizeof rate)
+        die("the engine inside a process is gone");
     return rate;
 }
 
@@ -123,60 +180,94 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void summary(const double *v, int n, double *mean, double *sd, double *median)
+struct summary {
+    double mean, sd, median;
+};
+
+static struct summary summary(const double *v, int n)
 {
-    double sum = 0, square = 0, *sorted = malloc((size_t)n * sizeof *v);
+    struct summary s = {0};
+    double *sorted = malloc((size_t)n * sizeof *v), square = 0;
     memcpy(sorted, v, (size_t)n * sizeof *v);
     qsort(sorted, (size_t)n, sizeof *v, by_value);
     for (int i = 0; i < n; i++)
-        sum += v[i];
-    *mean = sum / n;
+        s.mean += v[i] / n;
     for (int i = 0; i < n; i++)
-        square += (v[i] - *mean) * (v[i] - *mean);
-    *sd = n > 1 ? sqrt(square / (n - 1)) : 0;
-    *median = n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+        square += (v[i] - s.mean) * (v[i] - s.mean);
+    s.sd = n > 1 ? sqrt(square / (n - 1)) : 0;
+    s.median = n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
     free(sorted);
+    return s;
+}
+
+/* What arm `a` costs against arm `b`, in percent of b's speed: the median over the rounds, because what disturbs a machine lasts longer than a round. */
+static struct summary cost(const double *a, const double *b, int n)
+{
+    double *d = malloc((size_t)n * sizeof *d);
+    for (int i = 0; i < n; i++)
+        d[i] = 100 * (1 - a[i] / b[i]);
+    struct summary s = summary(d, n);
+    free(d);
+    return s;
+}
+
+static void print_summary(const char *name, struct summary s)
+{
+    printf("\"%s\":{\"median\":%.2f,\"mean\":%.2f,\"stddev\":%.2f},", name, s.median, s.mean, s.sd);
 }
 
 int main(int argc, char **argv)
 {
     if (argc != 6)
         die("usage: transport_bench PROGRAM MODEL WORKERS TOKENS ROUNDS");
-    int tokens = atoi(argv[4]), rounds = atoi(argv[5]);
+    const int tokens = atoi(argv[4]), rounds = atoi(argv[5]);
     if (tokens < 2 || rounds < 1)
         die("TOKENS must be at least 2, ROUNDS at least 1");
-    double *with = calloc((size_t)rounds, sizeof *with), *without = calloc((size_t)rounds, sizeof *without), m[4], sd[4], med[4];
-    double *late = calloc((size_t)(rounds + 1) * ((size_t)tokens + 8), sizeof *late);
+    double *rate[ARMS], *own = calloc((size_t)rounds, sizeof *own), *late = calloc((size_t)rounds * ((size_t)tokens + 8), sizeof *late);
+    FILE *out = tmpfile();
     size_t n = 0;
+    for (int a = 0; a < ARMS; a++)
+        rate[a] = calloc((size_t)rounds, sizeof(double));
+    struct inside local = start_inside(argv[2], (unsigned)atoi(argv[3]), tokens);
     pid_t pid = start_engine(argv[1], argv[3]);
     struct rs_engine *e = reach();
     json_decref(ec_call(e, "open", "{\"path\":\"%s\"}", argv[2]));
+    double usual = printed(e, tokens, out, late, &n); /* warm up */
+    inside(&local);
     rs_engine_close(e);
-    double rate = received(tokens, late, &n); /* warm up */
-    double *cpu_with = calloc((size_t)rounds, sizeof(double)), *cpu_without = calloc((size_t)rounds, sizeof(double));
     n = 0;
-    for (int i = 0; i < rounds; i++) {
-        double t0 = cpu_us(pid);
-        with[i] = received(tokens, late, &n);
-        double t1 = cpu_us(pid);
-        without[i] = alone(tokens, tokens / rate);
-        cpu_with[i] = (t1 - t0) / tokens;
-        cpu_without[i] = (cpu_us(pid) - t1) / tokens;
-    }
+    for (int i = 0; i < rounds; i++)
+        for (int k = 0; k < ARMS; k++) {
+            const int arm = (i + k) % ARMS; /* each arm follows each other one as often */
+            if (arm == INSIDE) {
+                rate[arm][i] = inside(&local);
+            } else if (arm == ALONE) {
+                rate[arm][i] = alone(tokens, tokens / usual);
+            } else {
+                e = reach();
+                double t0 = cpu_us(getpid());
+                rate[arm][i] = printed(e, tokens, out, late, &n);
+                own[i] = (cpu_us(getpid()) - t0) / tokens;
+                rs_engine_close(e);
+            }
+        }
     kill(pid, SIGKILL);
+    kill(local.pid, SIGKILL);
     waitpid(pid, NULL, 0);
-    summary(with, rounds, &m[0], &sd[0], &med[0]);
-    summary(without, rounds, &m[1], &sd[1], &med[1]);
-    summary(cpu_with, rounds, &m[2], &sd[2], &med[2]);
-    summary(cpu_without, rounds, &m[3], &sd[3], &med[3]);
+    waitpid(local.pid, NULL, 0);
     qsort(late, n, sizeof *late, by_value);
-    printf("{\"workers\":%s,\"tokens\":%d,\"rounds\":%d,\"received\":{\"mean\":%.1f,\"stddev\":%.1f,\"median\":%.1f},"
-           "\"alone\":{\"mean\":%.1f,\"stddev\":%.1f,\"median\":%.1f},\"cost_percent\":%.2f,\"cpu_us_per_token\":{\"received\":%.1f,\"alone\":%.1f},\"cpu_cost_percent\":%.2f,\"latency_us\":{\"p50\":%.0f,\"p99\":%.0f,\"max\":%.0f}}\n",
-           argv[3], tokens, rounds, m[0], sd[0], med[0], m[1], sd[1], med[1], 100 * (1 - med[0] / med[1]), med[2], med[3], 100 * (med[2] / med[3] - 1), late[n / 2], late[n * 99 / 100], late[n - 1]);
-    free(with);
-    free(cpu_with);
-    free(cpu_without);
-    free(without);
+    printf("{\"workers\":%s,\"tokens\":%d,\"rounds\":%d,", argv[3], tokens, rounds);
+    print_summary("inside", summary(rate[INSIDE], rounds));
+    print_summary("attached", summary(rate[ATTACHED], rounds));
+    print_summary("alone", summary(rate[ALONE], rounds));
+    print_summary("attached_against_inside_percent", cost(rate[ATTACHED], rate[INSIDE], rounds));
+    print_summary("attached_against_alone_percent", cost(rate[ATTACHED], rate[ALONE], rounds));
+    print_summary("client_cpu_us_per_token", summary(own, rounds));
+    printf("\"latency_us\":{\"p50\":%.0f,\"p99\":%.0f,\"max\":%.0f}}\n", late[n / 2], late[n * 99 / 100], late[n - 1]);
+    for (int a = 0; a < ARMS; a++)
+        free(rate[a]);
+    free(own);
     free(late);
+    fclose(out);
     return 0;
 }
