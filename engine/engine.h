@@ -139,6 +139,10 @@ void step_run(struct engine *e);
 void step_idle(struct engine *e); /* nothing runs: bring the snapshot up to date */
 void step_finish(struct engine *e, struct seq *s, enum seq_stop why);
 void step_cancel(struct engine *e, struct seq *s); /* now, or at the end of the step that is held */
+/* One step over e->batch. copies: single rows to be copied on the way (such steps run eager), or NULL. of_streams: breakpoints apply. */
+enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool of_streams, double *wall_us, struct rs_error *err);
+
+/* forward.c */
 /* Run ids through the model in a sequence of its own; see method "forward". */
 struct forward_out {
     int32_t *argmax;   /* [n] or NULL */
@@ -147,7 +151,7 @@ struct forward_out {
     float *layers;     /* [n_layers + 1][n_embd] or NULL */
     double nll;        /* mean over tokens 1 .. n-1 */
 };
-enum rs_result step_forward(struct engine *e, const int32_t *ids, uint32_t n, struct forward_out *out, struct rs_error *err);
+enum rs_result forward_run(struct engine *e, const int32_t *ids, uint32_t n, struct forward_out *out, struct rs_error *err);
 
 json_t *engine_state_json(const struct engine *e);
 void engine_announce(struct engine *e); /* STATE event to all */

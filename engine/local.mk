@@ -43,6 +43,7 @@ libengine_a_SOURCES = \
 	engine/error.h \
 	engine/exec.c \
 	engine/exec.h \
+	engine/forward.c \
 	engine/gguf.c \
 	engine/gguf.h \
 	engine/gguf_get.c \

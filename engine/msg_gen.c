@@ -7,6 +7,7 @@
 #include "engine/error.h"
 #include "engine/msg.h"
 #include "engine/msg_util.h"
+#include "engine/now.h"
 #include "engine/server.h"
 
 enum rs_result msg_need_model(const struct engine *e, const char *method, struct rs_error *err)
@@ -85,7 +86,7 @@ static void read_sampling(struct args *a, uint32_t vocab, struct sample_params *
     if (args_int(a, "seed", INT64_MIN, INT64_MAX, &seed))
         p->seed = (uint64_t)seed;
     else
-        p->seed = server_now_us() * 0x9e3779b97f4a7c15u;
+        p->seed = now_us() * 0x9e3779b97f4a7c15u;
 }
 
 static void read_stops(struct args *a, struct seq *s)
@@ -191,7 +192,7 @@ static enum rs_result msg_submit(struct engine *e, struct msg *m, struct args *a
     sample_seed(&s->rng, s->sp.seed);
     health_reset(&s->health);
     s->id = e->next_stream++;
-    s->t_submit = server_now_us();
+    s->t_submit = now_us();
     s->subscribers = 1u << m->slot;
     s->owner = m->slot;
     snprintf(s->client, sizeof s->client, "%s", server_client_name(e->server, m->slot));
@@ -343,7 +344,7 @@ static enum rs_result forward(struct engine *e, struct msg *m, const int32_t *id
     float *blob = calloc(n_logits + n_layers + 1, sizeof *blob);
     struct forward_out o = {.argmax = malloc((n + 1) * sizeof(int32_t)), .logits = rows != 0 ? blob : NULL, .all_logits = logits == 2,
                             .layers = layers ? blob + n_logits : NULL};
-    enum rs_result rc = blob == NULL || o.argmax == NULL ? error_set(err, RS_ENOMEM, "forward: out of memory") : step_forward(e, ids, n, &o, err);
+    enum rs_result rc = blob == NULL || o.argmax == NULL ? error_set(err, RS_ENOMEM, "forward: out of memory") : forward_run(e, ids, n, &o, err);
     if (rc == RS_OK) {
         json_t *list = json_array();
         for (uint32_t i = 0; i < n; i++)

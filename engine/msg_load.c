@@ -4,6 +4,7 @@
 #include "engine/error.h"
 #include "engine/msg.h"
 #include "engine/msg_util.h"
+#include "engine/now.h"
 #include "engine/server.h"
 
 static void set(json_t *o, const char *key, uint64_t v)
@@ -93,7 +94,7 @@ static enum rs_result msg_requests(struct engine *e, struct msg *m, struct args 
     if (rc != RS_OK)
         return rc;
     json_t *list = json_array();
-    uint64_t now = server_now_us();
+    uint64_t now = now_us();
     for (uint32_t i = 0; i < e->n_run && json_array_size(list) < limit; i++)
         json_array_append_new(list, request_json(e, e->run[i], now));
     for (const struct seq *s = e->wait.first; s != NULL && json_array_size(list) < limit; s = s->q_next)

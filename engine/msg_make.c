@@ -7,6 +7,7 @@
 #include "engine/error.h"
 #include "engine/msg.h"
 #include "engine/msg_util.h"
+#include "engine/now.h"
 #include "engine/quantise.h"
 #include "engine/server.h"
 #include "engine/shape.h"
@@ -23,7 +24,7 @@ struct watcher {
 static void progress(void *arg, uint64_t done, uint64_t total)
 {
     struct watcher *w = arg;
-    uint64_t now = server_now_us();
+    uint64_t now = now_us();
     if (now - w->told < 500000)
         return;
     w->told = now;
@@ -62,7 +63,7 @@ static enum rs_result msg_quantize(struct engine *e, struct msg *m, struct args 
     struct recipe r;
     struct quantise_report rep;
     struct gguf *g = NULL;
-    struct watcher w = {e, m, "quantize", server_now_us(), 0};
+    struct watcher w = {e, m, "quantize", now_us(), 0};
     bool given = false;
     args_need(a, args_str(a, "in", &in), "in");
     args_need(a, args_str(a, "out", &out), "out");
@@ -87,7 +88,7 @@ static enum rs_result msg_quantize(struct engine *e, struct msg *m, struct args 
     json_object_set_new(m->reply, "changed", json_integer((json_int_t)rep.changed));
     json_object_set_new(m->reply, "bytes_in", json_integer((json_int_t)rep.bytes_in));
     json_object_set_new(m->reply, "bytes_out", json_integer((json_int_t)rep.bytes_out));
-    json_object_set_new(m->reply, "took_ms", json_real((double)(server_now_us() - w.t0) / 1e3));
+    json_object_set_new(m->reply, "took_ms", json_real((double)(now_us() - w.t0) / 1e3));
     return RS_OK;
 }
 
@@ -142,7 +143,7 @@ static enum rs_result msg_synth(struct engine *e, struct msg *m, struct args *a,
     bool given;
     long long seed = 1;
     struct shape_options o = {0};
-    struct watcher w = {e, m, "synth", server_now_us(), 0};
+    struct watcher w = {e, m, "synth", now_us(), 0};
     args_need(a, args_str(a, "arch", &arch), "arch");
     args_need(a, args_str(a, "out", &out), "out");
     args_u32(a, "layers", 1, HP_MAX_LAYERS, &o.layers);
@@ -162,7 +163,7 @@ static enum rs_result msg_synth(struct engine *e, struct msg *m, struct args *a,
     if (rc != RS_OK)
         return rc;
     json_object_set_new(m->reply, "out", json_string(out));
-    json_object_set_new(m->reply, "took_ms", json_real((double)(server_now_us() - w.t0) / 1e3));
+    json_object_set_new(m->reply, "took_ms", json_real((double)(now_us() - w.t0) / 1e3));
     return RS_OK;
 }
 

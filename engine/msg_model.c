@@ -12,6 +12,7 @@
 #include "engine/error.h"
 #include "engine/msg.h"
 #include "engine/msg_util.h"
+#include "engine/now.h"
 #include "engine/server.h"
 #include "kernels/type.h"
 
@@ -263,7 +264,7 @@ static enum rs_result msg_set(struct engine *e, struct msg *m, struct args *a, s
 {
     bool graph = e->graph, fast = e->fast, guard = e->guard;
     uint32_t ranks = 0, spec = e->spec.n;
-    uint64_t t0 = server_now_us();
+    uint64_t t0 = now_us();
     parse_mode(a, &graph);
     parse_numerics(a, &fast);
     args_bool(a, "graph_guard", &guard);
@@ -292,7 +293,7 @@ static enum rs_result msg_set(struct engine *e, struct msg *m, struct args *a, s
     json_t *state = engine_state_json(e);
     json_object_update(m->reply, state);
     json_decref(state);
-    json_object_set_new(m->reply, "took_ms", json_real((double)(server_now_us() - t0) / 1e3));
+    json_object_set_new(m->reply, "took_ms", json_real((double)(now_us() - t0) / 1e3));
     engine_announce(e);
     return RS_OK;
 }
@@ -310,7 +311,7 @@ static enum rs_result msg_ping(struct engine *e, struct msg *m, struct args *a, 
 {
     (void)e, (void)err;
     enum rs_result rc = args_end(a);
-    json_object_set_new(m->reply, "time_us", json_integer((json_int_t)server_now_us()));
+    json_object_set_new(m->reply, "time_us", json_integer((json_int_t)now_us()));
     return rc;
 }
 

@@ -8,6 +8,7 @@
 #include "engine/error.h"
 #include "engine/msg.h"
 #include "engine/msg_util.h"
+#include "engine/now.h"
 #include "engine/patch_api.h"
 #include "engine/server.h"
 
@@ -69,7 +70,7 @@ static enum rs_result msg_patch_list(struct engine *e, struct msg *m, struct arg
 static enum rs_result apply(struct engine *e, struct msg *m, const struct patch_table *next, const char *slot, const char *glob, const char *to,
                             struct rs_error *err)
 {
-    uint64_t t0 = server_now_us();
+    uint64_t t0 = now_us();
     enum patch_cost cost = patch_difference(&e->patches.now, next);
     enum rs_result rc = RS_OK;
     if (e->rt != NULL) {
@@ -85,7 +86,7 @@ static enum rs_result apply(struct engine *e, struct msg *m, const struct patch_
     }
     if (rc != RS_OK)
         return rc;
-    double took = (double)(server_now_us() - t0) / 1e3;
+    double took = (double)(now_us() - t0) / 1e3;
     patch_commit(&e->patches, next, slot, glob, to, "client", (float)took);
     json_object_set_new(m->reply, "generation", json_integer((json_int_t)e->patches.now.generation));
     json_object_set_new(m->reply, "cost", json_string(patch_cost_name(cost)));

@@ -8,6 +8,7 @@
 
 #include "engine/engine.h"
 #include "engine/error.h"
+#include "engine/now.h"
 #include "engine/server.h"
 
 enum { DRIFT_NEEDS = 4 };                        /* recorded steps of the same kind before drift means anything */
@@ -334,7 +335,7 @@ static void log_hit(struct engine *e, const struct observe_spec *s, uint32_t ran
     if (s->cond == OBSERVE_ABSMAX || s->cond == OBSERVE_DRIFT)
         snprintf(number, sizeof number, " %.4g", value);
     snprintf(text, sizeof text, "watch %u: %s%s at %s, rank %u, step %llu", s->id, observe_cond_name(s->cond), number, site, rank, (unsigned long long)e->steps + 1);
-    json_t *o = json_pack("{s:s,s:s,s:I}", "level", "warn", "text", text, "time_us", (json_int_t)server_now_us());
+    json_t *o = json_pack("{s:s,s:s,s:I}", "level", "warn", "text", text, "time_us", (json_int_t)now_us());
     char *j = json_dumps(o, JSON_COMPACT);
     server_event(e->server, -1, RS_EVENT_LOG, RS_OK, 0, j, NULL, 0);
     free(j);

@@ -220,7 +220,7 @@ enum rs_result patch_plan(const struct patch_store *s, const char *slot, const c
     return rc;
 }
 
-static uint64_t now_us(void)
+static uint64_t wall_us(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
@@ -236,7 +236,7 @@ void patch_commit(struct patch_store *s, const struct patch_table *next, const c
     s->history[s->n_history++] = s->now;
     struct patch_journal *j = &s->journal[s->n_journal++ % PATCH_MAX_HISTORY];
     uint32_t id;
-    *j = (struct patch_journal){.generation = s->now.generation + 1, .time_us = now_us(), .took_ms = took_ms};
+    *j = (struct patch_journal){.generation = s->now.generation + 1, .time_us = wall_us(), .took_ms = took_ms};
     snprintf(j->slot, sizeof j->slot, "%s", slot);
     snprintf(j->glob, sizeof j->glob, "%s", glob != NULL && glob[0] != '\0' ? glob : "*");
     snprintf(j->from, sizeof j->from, "%s", patch_find(slot, &id) != NULL ? patch_current(&s->now, id) : "-");

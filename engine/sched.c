@@ -11,6 +11,7 @@
 
 #include "engine/engine.h"
 #include "engine/error.h"
+#include "engine/now.h"
 #include "engine/server.h"
 
 /* ---- queues ------------------------------------------------------------------------------------------------------------------------------ */
@@ -389,7 +390,7 @@ static void start_waiting(struct engine *e)
         run_put(e, s);
         s->grew = false;
         if (s->t_start == 0)
-            s->t_start = server_now_us();
+            s->t_start = now_us();
         find_prefix(e, s);
         serve(e, s);
         if (e->counts.preemptions != preemptions)

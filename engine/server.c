@@ -8,13 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "engine/connect.h"
 #include "engine/engine.h"
 #include "engine/error.h"
 #include "engine/msg.h"
+#include "engine/now.h"
 
 /* Bytes of a client's queue: at first, what tokens alone may make it, and with a single large reply. */
 enum { QUEUE_START = 1 << 20, QUEUE_TOKENS = 1 << 26, QUEUE_MAX = 1 << 30 };
@@ -37,13 +37,6 @@ struct server {
     int control; /* slot, or -1 */
     struct client c[SERVER_MAX_CLIENTS];
 };
-
-uint64_t server_now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
-}
 
 static bool add_client(struct server *s, int fd)
 {
@@ -160,7 +153,7 @@ void server_token(struct server *s, uint32_t subscribers, uint32_t stream, int32
                   const void *blob, size_t blob_len)
 {
     struct wire_head h = {.magic = WIRE_MAGIC, .type = RS_EVENT_TOKEN, .id = stream, .text_len = (uint32_t)len, .blob_len = (uint32_t)blob_len, .token = token, .flags = flags,
-                          .time_us = server_now_us()};
+                          .time_us = now_us()};
     for (int i = 0; i < SERVER_MAX_CLIENTS; i++)
         if (subscribers >> i & 1)
             push(&s->c[i], &h, text, blob, false);
@@ -169,7 +162,7 @@ void server_token(struct server *s, uint32_t subscribers, uint32_t stream, int32
 static struct wire_head event_head(enum rs_event_type type, enum rs_result status, uint32_t id, const char *json, size_t blob_len)
 {
     return (struct wire_head){.magic = WIRE_MAGIC, .type = (uint16_t)type, .status = (int16_t)status, .id = id,
-                              .text_len = json != NULL ? (uint32_t)strlen(json) : 0, .blob_len = (uint32_t)blob_len, .time_us = server_now_us()};
+                              .text_len = json != NULL ? (uint32_t)strlen(json) : 0, .blob_len = (uint32_t)blob_len, .time_us = now_us()};
 }
 
 void server_event(struct server *s, int slot, enum rs_event_type type, enum rs_result status, uint32_t id, const char *json, const void *blob, size_t blob_len)

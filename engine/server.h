@@ -42,6 +42,5 @@ bool server_in_control(const struct server *s, int slot);
 bool server_take_control(struct server *s, int slot, bool take);
 void server_stop(struct server *s);
 bool server_stopping(const struct server *s);
-uint64_t server_now_us(void);
 
 #endif

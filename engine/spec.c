@@ -10,6 +10,7 @@
 #include "engine/engine.h"
 #include "engine/error.h"
 #include "engine/guard.h"
+#include "engine/now.h"
 #include "engine/server.h"
 
 enum {
@@ -89,7 +90,7 @@ static void say(struct engine *e, const char *level, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    json_t *o = json_pack("{s:s,s:s,s:I}", "level", level, "text", text, "time_us", (json_int_t)server_now_us());
+    json_t *o = json_pack("{s:s,s:s,s:I}", "level", level, "text", text, "time_us", (json_int_t)now_us());
     char *s = json_dumps(o, JSON_COMPACT);
     server_event(e->server, -1, RS_EVENT_LOG, RS_OK, 0, s, NULL, 0);
     free(s);
@@ -273,7 +274,7 @@ void spec_draft(struct engine *e)
     if (p->alarm && !p->told)
         say(e, "warn", "the acceptance of drafts fell to %.0f %% (it was up to %.0f %%): something may compute wrongly", p->recent * 100, p->best * 100);
     p->told = p->alarm;
-    uint64_t t0 = server_now_us();
+    uint64_t t0 = now_us();
     b->n_rows = b->n_segs = b->n_logits = b->max_keys = 0;
     b->chained = false;
     for (uint32_t i = 0; i < e->n_run; i++)
@@ -292,7 +293,7 @@ void spec_draft(struct engine *e)
         take_drafts(e, each);
         guard_leave();
     }
-    double us = (double)(server_now_us() - t0);
+    double us = (double)(now_us() - t0);
     p->draft_us += us;
     for (uint32_t i = 0; i < e->n_run; i++)
         if (e->run[i]->grew)

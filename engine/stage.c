@@ -18,6 +18,7 @@
 #include "engine/error.h"
 #include "engine/msg.h"
 #include "engine/msg_util.h"
+#include "engine/now.h"
 #include "engine/patch_api.h"
 #include "engine/server.h"
 
@@ -112,7 +113,7 @@ enum rs_result stage_start(struct engine *e, const struct stage_request *r, stru
     s->slot = r->slot;
     s->id = r->id;
     s->activate = r->activate;
-    s->t0 = server_now_us();
+    s->t0 = now_us();
     memcpy(s->site, r->site, sizeof s->site);
     snprintf(s->dir, sizeof s->dir, "%s/rankscope-patch-XXXXXX", tmp != NULL && strlen(tmp) < 30 ? tmp : "/tmp");
     enum rs_result rc = RS_OK;
@@ -228,7 +229,7 @@ static void finish(struct engine *e, int status, bool late)
         json_object_set_new(m.reply, "help", json_string(u->api->help));
         json_object_set_new(m.reply, "active", json_boolean(s->activate));
         json_object_set_new(m.reply, "selftest_worst", json_real(strtod(log, NULL)));
-        json_object_set_new(m.reply, "staged_ms", json_real((double)(server_now_us() - s->t0) / 1e3));
+        json_object_set_new(m.reply, "staged_ms", json_real((double)(now_us() - s->t0) / 1e3));
     }
     remove_folder(s->dir);
     e->stage = NULL;
@@ -245,7 +246,7 @@ void stage_poll(struct engine *e)
     int status = 0;
     if (s == NULL)
         return;
-    bool late = server_now_us() - s->t0 > STAGE_SECONDS * 1000000ull;
+    bool late = now_us() - s->t0 > STAGE_SECONDS * 1000000ull;
     if (late)
         kill(-s->pid, SIGKILL);
     pid_t p = waitpid(s->pid, &status, late ? 0 : WNOHANG);
