@@ -96,6 +96,9 @@ static json_t *logprobs_json(const struct seq *s)
     return list;
 }
 
+enum { DONE_KEYS = 21 };
+
+/* The JSON library tells of its own failures only by what is missing afterwards: half an object would be taken for the whole. */
 static char *done_object(struct engine *e, struct seq *s)
 {
     json_t *o = json_object();
@@ -120,7 +123,8 @@ static char *done_object(struct engine *e, struct seq *s)
     json_object_set_new(o, "allreduce", json_pack("{s:i,s:f,s:f,s:f,s:b}", "per_step", (int)e->rt->prog.n_allreduces, "mean_us", (double)ar.mean_us,
                                                   "p99_us", (double)ar.p99_us, "share", s->step_us > 0 ? s->ar_us / s->step_us : 0.0, "simulated", engine_simulated(e)));
     json_object_set_new(o, "error", s->stop == SEQ_STOP_ERROR ? json_string(s->error) : json_null());
-    char *text = json_dumps(o, JSON_COMPACT);
+    bool whole = json_object_size(o) >= DONE_KEYS;
+    char *text = whole ? json_dumps(o, JSON_COMPACT) : strdup("{\"stop\":\"error\",\"error\":\"out of memory for what there is to say of the answer\"}");
     json_decref(o);
     return text;
 }
