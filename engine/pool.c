@@ -100,12 +100,12 @@ static void note_wait(struct thread *t, uint64_t ns)
         atomic_store_explicit(&t->waited_ns, atomic_load_explicit(&t->waited_ns, memory_order_relaxed) + ns, memory_order_relaxed);
 }
 
-/* `last`: only the owner waits; the others go on to wait for the next job. */
-static void barrier(struct pool *p, unsigned me, bool last)
+/* `last`: only the owner waits; the others go on to wait for the next job, and once they have arrived may look at nothing that it writes anew. */
+static void barrier(struct pool *p, unsigned me, unsigned n_threads, bool last)
 {
     unsigned ph = atomic_load_explicit(&p->phase, memory_order_relaxed);
     uint64_t ns, t0;
-    if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) == p->n_threads - 1) {
+    if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) == n_threads - 1) {
         atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
         atomic_store(&p->phase, ph + 1);
         if (atomic_load(&p->sleepers) != 0)
@@ -131,7 +131,7 @@ static void walk(struct pool *p, unsigned me)
         for (unsigned w = me; w < p->n; w += n_threads)
             p->fn(p->arg, w, part);
         if (n_threads > 1)
-            barrier(p, me, part + 1 == n_parts);
+            barrier(p, me, n_threads, part + 1 == n_parts);
     }
 }
 
