@@ -97,9 +97,11 @@ static void number(struct writer *w, double v)
     buf_printf(&w->b, isfinite(v) ? "%.15g\n" : "NaN\n", v);
 }
 
-/* A value with vLLM's label. */
+/* A value with vLLM's label; absent when it is not known. */
 static void vllm(struct writer *w, const char *name, const char *type, double v, const char *help)
 {
+    if (!isfinite(v))
+        return;
     head(w, name, type, help);
     buf_printf(&w->b, "%s{model_name=\"%s\"} ", name, w->model);
     number(w, v);
@@ -107,6 +109,8 @@ static void vllm(struct writer *w, const char *name, const char *type, double v,
 
 static void plain(struct writer *w, const char *name, const char *type, double v, const char *help)
 {
+    if (!isfinite(v))
+        return;
     head(w, name, type, help);
     buf_printf(&w->b, "%s ", name);
     number(w, v);
@@ -166,31 +170,56 @@ static void llama_part(struct writer *w, const struct metrics *m, const struct m
     plain(w, "llamacpp:requests_deferred", "gauge", js_num(in->load, "waiting", NAN), "Sequences that wait.");
 }
 
-/* Per rank. The engine keeps the recent window; sums over all time are its means times its counts. */
-static void ranks_part(struct writer *w, const struct metrics_input *in)
+/* One line of a rank's summary; what is not known has none. */
+static void rank_line(struct writer *w, const char *suffix, size_t rank, const char *algo, const char *part, const char *quantile, double v)
 {
-    const json_t *ranks = js_at(in->allreduce, "ranks"), *patches = js_at(in->info, "state.patches");
-    const char *algo = js_str(patches, "allreduce", "default");
-    static const char *const parts[] = {"wait", "transfer"};
-    head(w, "rankscope_allreduce_seconds", "summary", "All-reduces by rank and algorithm: waiting for the slowest rank, moving data.");
+    if (!isfinite(v))
+        return;
+    buf_printf(&w->b, "rankscope_allreduce_seconds%s{rank=\"%zu\",algo=\"%s\",part=\"%s\"", suffix, rank, algo, part);
+    if (quantile != NULL)
+        buf_printf(&w->b, ",quantile=\"%s\"", quantile);
+    buf_str(&w->b, "} ");
+    number(w, v);
+}
+
+/* Per rank: all of an all-reduce, and of it waiting and moving data. The quantiles are of the recent window that the engine keeps; sums are its
+ * means times its counts. */
+static void allreduce_part(struct writer *w, const struct metrics_input *in)
+{
+    static const struct { const char *part, *mean, *p50, *p99; } parts[] = {{"all", "mean_us", "p50_us", "p99_us"},
+                                                                           {"wait", "wait_mean_us", "wait_p50_us", "wait_p99_us"},
+                                                                           {"transfer", "transfer_mean_us", NULL, NULL}};
+    const json_t *ranks = js_at(in->allreduce, "ranks");
+    char *algo = label_text(js_str(js_at(in->info, "state.patches"), "allreduce", "default"));
+    head(w, "rankscope_allreduce_seconds", "summary", "All-reduces by rank and algorithm: waiting for the slowest rank, moving data, both.");
     for (size_t r = 0; r < json_array_size(ranks); r++)
-        for (int k = 0; k < 2; k++) {
-            const json_t *o = json_array_get(ranks, r), *s = json_object_get(o, parts[k]);
-            double n = js_num(o, "count", 0), mean = js_num(s, "mean_us", NAN);
-            const char *const q[] = {"p50_us", "p99_us"}, *const at[] = {"0.5", "0.99"};
-            for (int i = 0; i < 2; i++) {
-                buf_printf(&w->b, "rankscope_allreduce_seconds{rank=\"%zu\",algo=\"%s\",part=\"%s\",quantile=\"%s\"} ", r, algo, parts[k], at[i]);
-                number(w, js_num(s, q[i], NAN) / 1e6);
+        for (int k = 0; k < 3; k++) {
+            const json_t *o = json_array_get(ranks, r);
+            double n = js_num(o, "count", NAN);
+            if (parts[k].p50 != NULL) {
+                rank_line(w, "", r, algo, parts[k].part, "0.5", js_num(o, parts[k].p50, NAN) / 1e6);
+                rank_line(w, "", r, algo, parts[k].part, "0.99", js_num(o, parts[k].p99, NAN) / 1e6);
             }
-            buf_printf(&w->b, "rankscope_allreduce_seconds_sum{rank=\"%zu\",algo=\"%s\",part=\"%s\"} ", r, algo, parts[k]);
-            number(w, n * mean / 1e6);
-            buf_printf(&w->b, "rankscope_allreduce_seconds_count{rank=\"%zu\",algo=\"%s\",part=\"%s\"} ", r, algo, parts[k]);
-            number(w, n);
+            rank_line(w, "_sum", r, algo, parts[k].part, NULL, n * js_num(o, parts[k].mean, NAN) / 1e6);
+            rank_line(w, "_count", r, algo, parts[k].part, NULL, n);
         }
-    head(w, "rankscope_allreduce_skew_seconds", "gauge", "Mean time by which a rank arrives after the first one.");
+    free(algo);
+}
+
+/* Whoever waits longest has arrived first. */
+static void skew_part(struct writer *w, const struct metrics_input *in)
+{
+    const json_t *ranks = js_at(in->allreduce, "ranks");
+    double longest = NAN;
+    for (size_t r = 0; r < json_array_size(ranks); r++)
+        longest = fmax(longest, js_num(json_array_get(ranks, r), "wait_mean_us", NAN));
+    head(w, "rankscope_allreduce_skew_seconds", "gauge", "How much later a rank arrives on average than the one that arrives earliest.");
     for (size_t r = 0; r < json_array_size(ranks); r++) {
+        double v = longest - js_num(json_array_get(ranks, r), "wait_mean_us", NAN);
+        if (!isfinite(v))
+            continue;
         buf_printf(&w->b, "rankscope_allreduce_skew_seconds{rank=\"%zu\"} ", r);
-        number(w, js_num(json_array_get(ranks, r), "arrival.mean_us", NAN) / 1e6);
+        number(w, v / 1e6);
     }
 }
 
@@ -200,9 +229,9 @@ static void own_part(struct writer *w, const struct metrics *m, const struct met
     const json_t *patches = js_at(in->info, "state.patches");
     const char *key;
     json_t *impl;
-    bool graph = strcmp(js_str(in->info, "state.mode", "eager"), "graph") == 0;
-    ranks_part(w, in);
-    plain(w, "rankscope_graph_coverage_ratio", "gauge", graph ? 1 : 0, "Share of the ops that run from a graph.");
+    allreduce_part(w, in);
+    skew_part(w, in);
+    plain(w, "rankscope_graph_coverage_ratio", "gauge", js_num(in->load, "graph_coverage", NAN), "Share of the ops that run from a graph.");
     double bytes = 0;
     const json_t *graphs = js_at(in->load, "graphs");
     for (size_t i = 0; i < json_array_size(graphs); i++)

@@ -24,6 +24,15 @@ static json_t *graphs_json(const struct engine *e)
     return list;
 }
 
+/* The share of a step's ops that run from a graph now. */
+static double graph_coverage(const struct engine *e)
+{
+    uint32_t n = e->rt->prog.n_ops, in = 0;
+    for (uint32_t i = 0; i < n; i++)
+        in += !e->rt->choices[i].impl->not_capturable;
+    return e->graph && !brk_armed(e) && n != 0 ? (double)in / n : 0;
+}
+
 static enum rs_result msg_load(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
     enum rs_result rc = args_end(a);
@@ -56,6 +65,7 @@ static enum rs_result msg_load(struct engine *e, struct msg *m, struct args *a, 
     set(cache, "found", kv->hits);
     json_object_set_new(o, "cache", cache);
     json_object_set_new(o, "graphs", graphs_json(e));
+    json_object_set_new(o, "graph_coverage", json_real(graph_coverage(e)));
     return RS_OK;
 }
 

@@ -388,6 +388,8 @@ def test_metrics(s):
             "llamacpp:predicted_tokens_seconds", "llamacpp:n_decode_total", "rankscope_allreduce_seconds", "rankscope_allreduce_skew_seconds",
             "rankscope_graph_coverage_ratio", "rankscope_nonfinite_total", "rankscope_verdict_total"]
     ok(status == 200 and all("\n" + n in text for n in want), "/metrics has the names that dashboards ask for", [n for n in want if "\n" + n not in text])
+    odd = [line for line in text.splitlines() if line.endswith("NaN") or not re.match(r"# (HELP|TYPE) \S+ .|[a-z0-9_:]+(\{[^}]*\})? [0-9.e+-]+$", line)]
+    ok(not odd, "each line has a number; what is not known is absent", odd)
     done = s.metric('vllm:request_success_total')
     ok(done is not None and s.metric("vllm:generation_tokens_total") > 100 and s.metric("vllm:time_to_first_token_seconds_count") > 10, "and they count", done)
     with open(os.path.join(os.environ.get("abs_srcdir", "."), "docs", "grafana.json")) as f:
@@ -402,6 +404,26 @@ def test_metrics(s):
 
 
 # ---- clients that do not -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_ranks():
+    """What two ranks tell of their all-reduces, while one of them is late on purpose."""
+    s = Server("--ranks", "2", "--patch", "delay=1:300")
+    s.chat(max_tokens=20)
+    text = s.request("GET", "/metrics")[1].decode()
+
+    def value(name, rank, labels=""):
+        m = re.search(r'^rankscope_allreduce_%s\{rank="%d"[^}]*%s\} (\S+)$' % (name, rank, labels), text, re.M)
+        return float(m.group(1)) if m else None
+    late, early = value("skew_seconds", 1), value("skew_seconds", 0)
+    ok(early == 0 and late is not None and 0.0002 < late < 0.1, "a rank that is late by 300 us shows as skew", (early, late))
+    waits = [value("seconds", r, 'part="wait",quantile="0.5"') for r in (0, 1)]
+    ok(None not in waits and waits[0] > 0.0002 > waits[1], "and in the waits of the other", waits)
+    sums = [value("seconds_" + k, 0, 'part="%s"' % p) for p in ("all", "wait", "transfer") for k in ("sum", "count")]
+    ok(None not in sums and abs(sums[0] - sums[2] - sums[4]) < 1e-6 + sums[0] / 1e6 and sums[1] == sums[3] == sums[5] > 0,
+       "waiting and moving data add up to the whole", sums)
+    ok(s.metric("rankscope_graph_coverage_ratio") == 1, "all ops run from a graph")
+    ok(s.stop() == 0, "the server ends in order")
 
 
 def free_port():
@@ -450,7 +472,7 @@ def test_prometheus(s, scratch):
         with open(os.path.join(os.environ.get("abs_srcdir", "."), "docs", "grafana.json")) as f:
             asked = [t["expr"] for panel in json.load(f)["panels"] for t in panel["targets"]]
         got = {e: query(port, re.sub(r"\$__rate_interval|\$__interval|\$__range", "1m", e)) for e in asked}
-        empty = [e for e, r in got.items() if not isinstance(r, list) or (not r and "patch_active" not in e and "skew" not in e)]
+        empty = [e for e, r in got.items() if not isinstance(r, list) or (not r and "patch_active" not in e)]
         ok(len(got) > 10 and not empty, names[1], [(e, got[e]) for e in empty])
         time.sleep(2)
         seen = query(port, "vllm:generation_tokens_total")
@@ -820,6 +842,7 @@ def main():
     test_key(scratch)
     test_limits()
     test_cache()
+    test_ranks()
     test_drain()
     print("1..%d" % count)
 
