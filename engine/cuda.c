@@ -121,6 +121,8 @@ static enum rs_result alloc_rank(struct cuda_gpu *g, struct cuda_rank *r, struct
     if (rc == RS_OK)
         rc = zeroed(g, &r->arrived, c->lim.max_rows * sizeof(uint32_t), "counters", err);
     if (rc == RS_OK && c->hp->n_used != 0)
+        rc = zeroed(g, &r->logits, c->hp->n_experts * sizeof(float), "router logits", err);
+    if (rc == RS_OK && c->hp->n_used != 0)
         rc = zeroed(g, &r->plan, kcu_group_words(c->lim.max_rows, c->hp->n_used, c->hp->n_experts) * sizeof(int32_t), "expert lists", err);
     return rc;
 }
@@ -250,6 +252,7 @@ static void close_gpu(struct cuda_gpu *g)
         free(r->mat[0]);
         free(r->mat[1]);
         (void)cudaFree(r->arrived);
+        (void)cudaFree(r->logits);
         (void)cudaFree(r->plan);
         (void)cudaFree(r->weights);
     }

@@ -22,6 +22,7 @@ struct cuda_rank {
     struct kcu_mat *mat[2]; /* [program][view] */
     uint8_t **kv, **ik;     /* [layers] */
     uint32_t *arrived;      /* router: zeros between steps */
+    float *logits;          /* router, one row: [n_experts] */
     int32_t *plan;          /* experts of many rows: pairs sorted by expert */
     uint8_t *weights;       /* one allocation for all */
     uint64_t bytes_weights, bytes_cache, bytes_buffers;

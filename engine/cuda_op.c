@@ -6,6 +6,13 @@
  *   gate_up, act (and the shared expert) one launch
  *   exps.down, shexp.down                one launch
  *
+ * One row on one rank, where a reduce has nothing to sum:
+ *
+ *   out or down, allreduce, residual     the product adds itself to the residual stream
+ *   norm, qkv_a                          every block of the projection norms the row for itself
+ *   norm, router                         the same; the choice of experts is then made by every block of gate_up and of exps.down for itself
+ *                                        (the choice also after a norm that was part of a join)
+ *
  * Every fused kernel writes the buffers of all ops that it absorbs, so an observer sees them as if nothing were fused. */
 #include <string.h>
 
@@ -66,8 +73,12 @@ struct kcu_batch cuda_op_batch_of(const struct cuda_walk *w)
                               .max_keys = w->keys,
                               .block = w->c->lim.block,
                               .lists = m + CUDA_META_LISTS,
-                              .prompt_tiles = (sorts & CUDA_PROMPT) == 0 ? 0 : w->s->graph ? w->rows : (uint32_t)here[0],
-                              .generated = (sorts & CUDA_GENERATED) == 0 ? 0 : w->s->graph ? w->rows : (uint32_t)here[2]};
+                              .prompt_tiles = (sorts & CUDA_PROMPT) == 0 ? 0
+                                              : w->s->graph              ? w->rows
+                                                                         : (uint32_t)here[0],
+                              .generated = (sorts & CUDA_GENERATED) == 0 ? 0
+                                           : w->s->graph                 ? w->rows
+                                                                         : (uint32_t)here[2]};
 }
 
 struct kcu_rope cuda_op_rope_of(const struct cuda_walk *w)
@@ -94,7 +105,59 @@ bool cuda_op_next_is(const struct cuda_walk *w, uint32_t n, enum op_kind kind)
 
 bool cuda_op_many(const struct cuda_walk *w, uint32_t n, const uint8_t *q8, const struct kcu_mat *a, const struct kcu_mat *b)
 {
-    return (n >= CUDA_MANY_ROWS || !w->s->fast) && q8 != NULL && (a->w == NULL || kcu_gemm_takes(a)) && (b == NULL || b->w == NULL || kcu_gemm_takes(b));
+    return (n >= CUDA_MANY_ROWS || !w->s->fast) && q8 != NULL && (a->w == NULL || kcu_gemm_takes(a)) &&
+           (b == NULL || b->w == NULL || kcu_gemm_takes(b));
+}
+
+bool cuda_op_observed(const struct cuda_walk *w, const struct op *op)
+{
+    for (uint32_t i = 0; w->s->probes != NULL && i < w->s->probes->n_copies; i++)
+        if (w->s->probes->copies[i].op == op->index)
+            return true;
+    return false;
+}
+
+struct cuda_residual cuda_op_residual(struct cuda_walk *w, const struct cuda_rank *r, uint32_t n)
+{
+    const struct op *reduce = cuda_op_ahead(w, n), *add = cuda_op_ahead(w, n + 1);
+    const uint8_t buf = w->op->out[0].buf;
+    if (!w->c->cfg.fuse || w->c->n_ranks != 1 || w->c->lim.peers > 1 || add == NULL || reduce->kind != OP_ALLREDUCE ||
+        add->kind != OP_ADD || reduce->in[0].buf != buf || add->in[0].buf != buf || w->s->choices[reduce->index].delay_rank == 0)
+        return (struct cuda_residual){NULL, 0};
+    w->done[reduce->index] = w->done[add->index] = true;
+    return (struct cuda_residual){cuda_op_at(w, r, &add->out[0]), cuda_op_pitch_of(w, r, add->out[0].buf)};
+}
+
+struct kcu_norm cuda_op_norm(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *norm)
+{
+    if (norm == NULL)
+        return (struct kcu_norm){.x = NULL};
+    return (struct kcu_norm){.x = cuda_op_at(w, r, &norm->in[0]),
+                             .w = cuda_op_vec(w, r, norm, 0),
+                             .h = cuda_op_at(w, r, &norm->out[0]),
+                             .q8 = r->q8[norm->out[0].buf],
+                             .n = cuda_op_width_of(w, r, &norm->in[0]),
+                             .eps = w->c->hp->eps};
+}
+
+void cuda_op_normed(struct cuda_walk *w, const struct cuda_rank *r)
+{
+    if (w->norm != NULL)
+        cuda_op_set_q8(w, r, w->norm->out[0].buf, true);
+    w->norm = NULL;
+}
+
+/* Leave the norm at hand to the op after it? */
+static bool leave_norm(struct cuda_walk *w)
+{
+    const struct op *next = cuda_op_ahead(w, 1);
+    struct cuda_rank *r = &w->g->local[0];
+    if (!w->c->cfg.fuse || !w->s->fast || w->rows != 1 || w->g->n_local != 1 || next == NULL || w->op->in[0].buf != BUF_X ||
+        next->in[0].buf != w->op->out[0].buf || cuda_op_observed(w, w->op))
+        return false;
+    return next->kind == OP_QKV_A    ? cuda_op_slots_takes_norm(w, r, next, w->op)
+           : next->kind == OP_ROUTER ? cuda_op_router_takes_norm(w, r, next, w->op)
+                                     : false;
 }
 
 static enum rs_result run_gather(struct cuda_walk *w, struct cuda_rank *r)
@@ -147,7 +210,7 @@ static enum rs_result run_one(struct cuda_walk *w, struct cuda_rank *r)
                              plan_view(w->prog, r->rank, op->w[0])->row0, cuda_op_at(w, r, out), cuda_op_pitch_of(w, r, out->buf),
                              cuda_op_width_of(w, r, out)));
         return RS_OK;
-    case OP_QKV_A: return cuda_op_slots(w, r, strcmp(w->ch->impl->name, "split") == 0);
+    case OP_QKV_A: return cuda_op_slots(w, r);
     case OP_LINEAR: return cuda_op_linear(w, r);
     case OP_ROPE_Q: {
         const struct shard_layer *s = shard_of(w->c->shard, (uint32_t)op->layer, r->rank);
@@ -209,6 +272,10 @@ static enum rs_result run_op(struct cuda_walk *w)
         return RS_OK;
     if (op->kind == OP_ROPE_Q && fuse) {
         w->rotate = true; /* the attention of this layer does it */
+        return RS_OK;
+    }
+    if (op->kind == OP_RMSNORM && leave_norm(w)) {
+        w->norm = op;
         return RS_OK;
     }
     if (op->kind == OP_ALLREDUCE || op->kind == OP_ADD || (op->kind == OP_RMSNORM && op->in[0].buf != BUF_Z))

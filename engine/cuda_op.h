@@ -14,9 +14,12 @@ struct cuda_walk {
     int p; /* which program */
     uint32_t rows, keys;
     struct kcu_launch l;
-    uint32_t slot;                 /* of the stamp in l */
-    uint32_t ordinal;              /* of the next reduce */
-    bool rotate;                   /* q_rope waits for the attention */
+    uint32_t slot;         /* of the stamp in l */
+    uint32_t ordinal;      /* of the next reduce */
+    bool rotate;           /* q_rope waits for the attention */
+    const struct op *norm; /* left to the product that follows, or NULL */
+    bool choosing;         /* the choice of experts is left to the projections that follow: route */
+    struct kcu_route route;
     bool done[2048];               /* ops that were computed with an earlier one */
     uint64_t q8_ok[KCU_MAX_LOCAL]; /* bit per buffer: its int8 form is current */
     uint32_t next_copy;
@@ -90,6 +93,20 @@ enum kcu_cache cuda_op_cache_of(const struct cuda_walk *w);
 const struct op *cuda_op_ahead(const struct cuda_walk *w, uint32_t n);
 bool cuda_op_next_is(const struct cuda_walk *w, uint32_t n, enum op_kind kind);
 
+/* Does an observer copy the op's result? */
+bool cuda_op_observed(const struct cuda_walk *w, const struct op *op);
+
+/* The op's product adds itself to the residual stream where the reduce n places on has nothing to sum; that and the addition are then done. */
+struct cuda_residual {
+    float *x; /* NULL: no */
+    size_t pitch;
+};
+struct cuda_residual cuda_op_residual(struct cuda_walk *w, const struct cuda_rank *r, uint32_t n);
+
+/* The norm that was left to the op at hand, as its kernel takes it; x NULL: none was. Its result will have its int8 form. */
+struct kcu_norm cuda_op_norm(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *norm);
+void cuda_op_normed(struct cuda_walk *w, const struct cuda_rank *r);
+
 /* Enough rows and an int8 form that the tensor cores' kernel takes? Where the number of rows must not matter, any number is enough: sums of that kernel
  * run in another order than those for few rows. */
 bool cuda_op_many(const struct cuda_walk *w, uint32_t n, const uint8_t *q8, const struct kcu_mat *a, const struct kcu_mat *b);
@@ -97,11 +114,13 @@ bool cuda_op_many(const struct cuda_walk *w, uint32_t n, const uint8_t *q8, cons
 /* cuda_op_join.c. From the op at hand on: all-reduce, add and norm as far as they follow each other. */
 enum rs_result cuda_op_join(struct cuda_walk *w);
 
-/* cuda_op_linear.c */
+/* cuda_op_linear.c. takes_norm: can the kernel for op (the one after norm) begin with the norm? */
+bool cuda_op_slots_takes_norm(struct cuda_walk *w, struct cuda_rank *r, const struct op *op, const struct op *norm);
 enum rs_result cuda_op_linear(struct cuda_walk *w, struct cuda_rank *r);
-enum rs_result cuda_op_slots(struct cuda_walk *w, struct cuda_rank *r, bool apart);
+enum rs_result cuda_op_slots(struct cuda_walk *w, struct cuda_rank *r);
 
 /* cuda_op_moe.c */
+bool cuda_op_router_takes_norm(struct cuda_walk *w, struct cuda_rank *r, const struct op *op, const struct op *norm);
 enum rs_result cuda_op_gate_up(struct cuda_walk *w, struct cuda_rank *r);
 enum rs_result cuda_op_moe_gate_up(struct cuda_walk *w, struct cuda_rank *r);
 enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r);

@@ -64,7 +64,8 @@ enum rs_result cuda_op_mla(struct cuda_walk *w, struct cuda_rank *r)
                         .o_pitch = cuda_op_pitch_of(w, r, BUF_O),
                         .scratch = w->g->scratch,
                         .many = w->ch->matmul == MATMUL_INT8,
-                        .fixed = !w->s->fast};
+                        .fixed = !w->s->fast,
+                        .apart = !w->c->cfg.fuse};
     if (op->in[1].buf == BUF_ISEL && !w->ch->dense) {
         a.sel = (const int32_t *)(const void *)r->buf[BUF_ISEL];
         a.sel_pitch = cuda_op_pitch_of(w, r, BUF_ISEL);
@@ -76,7 +77,7 @@ enum rs_result cuda_op_mla(struct cuda_walk *w, struct cuda_rank *r)
         a.q8_pitch = krn_q8_row_bytes(a.heads * hp->v_head);
     }
     cuda_op_set_q8(w, r, BUF_O, a.q8 != NULL && !kcu_mla_on_cores(&a));
-    return cuda_op_after(w, kcu_mla(&w->l, &a), 3 * ((w->rows + 31) / 32));
+    return cuda_op_after(w, kcu_mla(&w->l, &a), kcu_mla_kernels(&a));
 }
 
 enum rs_result cuda_op_index(struct cuda_walk *w, struct cuda_rank *r)

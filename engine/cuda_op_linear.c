@@ -1,4 +1,6 @@
 /* Launching products of one or two weights. */
+#include <string.h>
+
 #include "engine/cuda_op.h"
 
 enum rs_result cuda_op_linear(struct cuda_walk *w, struct cuda_rank *r)
@@ -20,35 +22,66 @@ enum rs_result cuda_op_linear(struct cuda_walk *w, struct cuda_rank *r)
     enum rs_result rc = cuda_op_input(w, r, &op->in[0], m->k, w->ch->matmul == MATMUL_INT8 && cuda_op_quantised(m), a.n, &a.in);
     if (rc != RS_OK)
         return rc;
-    if (cuda_op_many(w, a.n, a.in.q8, m, NULL))
+    if (cuda_op_many(w, a.n, a.in.q8, m, NULL)) {
         CUDA_OP_RUN(kcu_gemm(&w->l, &a));
-    else
-        CUDA_OP_RUN(kcu_linear(&w->l, &a));
+        return RS_OK;
+    }
+    const struct cuda_residual to = cuda_op_residual(w, r, 1);
+    a.x = to.x;
+    a.x_pitch = to.pitch;
+    CUDA_OP_RUN(kcu_linear(&w->l, &a));
     return RS_OK;
 }
 
-/* Two slots side by side, joined by slot or by file order; apart: as two launches. */
-enum rs_result cuda_op_slots(struct cuda_walk *w, struct cuda_rank *r, bool apart)
+static bool is_apart(const struct choice *ch)
 {
-    const struct op *op = w->op;
-    const struct kcu_mat *a0 = cuda_op_mat(w, r, op, 0), *a1 = cuda_op_mat(w, r, op, 1);
+    return strcmp(ch->impl->name, "split") == 0;
+}
+
+/* All but the input. */
+static struct kcu_linear slots_of(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *op, const struct choice *ch)
+{
     struct kcu_linear a = {
         .n_mats = 2, .n = w->rows, .y = cuda_op_at(w, r, &op->out[0]), .y_pitch = cuda_op_pitch_of(w, r, op->out[0].buf)};
-    uint32_t k = a0->w != NULL ? a0->k : a1->k, col = 0;
-    if (a0->w == NULL && a1->w == NULL)
-        return RS_OK;
-    enum rs_result rc =
-        cuda_op_input(w, r, &op->in[0], k, w->ch->matmul == MATMUL_INT8 && (cuda_op_quantised(a0) || cuda_op_quantised(a1)), a.n, &a.in);
-    if (rc != RS_OK)
-        return rc;
+    uint32_t col = 0;
     for (uint32_t p = 0; p < 2; p++) {
-        a.m[p] = *cuda_op_mat(w, r, op, w->ch->file_order && !apart ? op->file_slot[p] : p);
+        a.m[p] = *cuda_op_mat(w, r, op, ch->file_order && !is_apart(ch) ? op->file_slot[p] : p);
         a.col[p] = col;
         col += a.m[p].rows;
     }
+    return a;
+}
+
+bool cuda_op_slots_takes_norm(struct cuda_walk *w, struct cuda_rank *r, const struct op *op, const struct op *norm)
+{
+    const struct choice *ch = &w->s->choices[op->index];
+    struct kcu_linear a = slots_of(w, r, op, ch);
+    a.pre = cuda_op_norm(w, r, norm);
+    return ch->matmul == MATMUL_INT8 && !is_apart(ch) && kcu_norm_linear_takes(&a);
+}
+
+/* Two slots side by side, joined by slot or by file order; apart: as two launches. */
+enum rs_result cuda_op_slots(struct cuda_walk *w, struct cuda_rank *r)
+{
+    const struct op *op = w->op;
+    struct kcu_linear a = slots_of(w, r, op, w->ch);
+    const uint32_t k = a.m[0].w != NULL ? a.m[0].k : a.m[1].k;
+    enum rs_result rc = RS_OK;
+    if (a.m[0].w == NULL && a.m[1].w == NULL)
+        return RS_OK;
+    if (w->norm != NULL) {
+        a.pre = cuda_op_norm(w, r, w->norm);
+        CUDA_OP_RUN(kcu_linear(&w->l, &a));
+        cuda_op_normed(w, r);
+        return RS_OK;
+    }
+    rc = cuda_op_input(w, r, &op->in[0], k, w->ch->matmul == MATMUL_INT8 && (cuda_op_quantised(&a.m[0]) || cuda_op_quantised(&a.m[1])), a.n,
+                       &a.in);
+    if (rc != RS_OK)
+        return rc;
     if (cuda_op_many(w, a.n, a.in.q8, &a.m[0], &a.m[1]))
         return cuda_op_after(w, kcu_gemm(&w->l, &a), 2);
-    if (!apart) {
+    if (!is_apart(w->ch)) {
         CUDA_OP_RUN(kcu_linear(&w->l, &a));
         return RS_OK;
     }

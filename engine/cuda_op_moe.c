@@ -35,14 +35,6 @@ static enum rs_result fill_gated(struct cuda_walk *w, struct cuda_rank *r, const
                          w->rows, &a->in);
 }
 
-static bool probed(const struct cuda_walk *w, const struct op *op)
-{
-    for (uint32_t i = 0; w->s->probes != NULL && i < w->s->probes->n_copies; i++)
-        if (w->s->probes->copies[i].op == op->index)
-            return true;
-    return false;
-}
-
 /* Gate and up as two products of many rows, then the activation. */
 static enum rs_result gated_many(struct cuda_walk *w, struct cuda_rank *r, const struct kcu_gated *a)
 {
@@ -79,15 +71,15 @@ enum rs_result cuda_op_gate_up(struct cuda_walk *w, struct cuda_rank *r)
         return rc;
     if (a.q8 != NULL && cuda_op_many(w, a.n, a.in.q8, &a.gate, &a.up))
         return gated_many(w, r, &a);
-    CUDA_OP_RUN(kcu_gated(&w->l, NULL, &a));
+    CUDA_OP_RUN(kcu_gated(&w->l, NULL, &a, NULL));
     return RS_OK;
 }
 
 enum rs_result cuda_op_moe_gate_up(struct cuda_walk *w, struct cuda_rank *r)
 {
     struct kcu_gated a, b = {.n = 0};
-    const bool shared =
-        w->c->cfg.fuse && cuda_op_next_is(w, 3, OP_GATE_UP) && cuda_op_ahead(w, 3)->layer == w->op->layer && w->rows < CUDA_MANY_ROWS && w->s->fast;
+    const bool shared = w->c->cfg.fuse && cuda_op_next_is(w, 3, OP_GATE_UP) && cuda_op_ahead(w, 3)->layer == w->op->layer &&
+                        w->rows < CUDA_MANY_ROWS && w->s->fast;
     enum rs_result rc = fill_gated(w, r, w->op, w->ch, &a);
     if (rc == RS_OK && a.gate.w != NULL && a.q8 != NULL && cuda_op_many(w, a.n, a.in.q8, &a.gate, &a.up)) {
         w->done[w->op->index + 1] = true;
@@ -97,7 +89,7 @@ enum rs_result cuda_op_moe_gate_up(struct cuda_walk *w, struct cuda_rank *r)
         rc = fill_gated(w, r, cuda_op_ahead(w, 3), &w->s->choices[w->op->index + 3], &b);
     if (rc != RS_OK)
         return rc;
-    CUDA_OP_RUN(kcu_gated(&w->l, &a, shared ? &b : NULL));
+    CUDA_OP_RUN(kcu_gated(&w->l, &a, shared ? &b : NULL, w->choosing ? &w->route : NULL));
     w->done[w->op->index + 1] = true;
     if (shared)
         w->done[w->op->index + 3] = w->done[w->op->index + 4] = true;
@@ -121,6 +113,8 @@ enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
     struct kcu_down a = {.down = *m,
                          .n = w->rows,
                          .n_used = n_used,
+                         .n_experts = w->c->hp->n_experts,
+                         .choose = w->choosing ? &w->route : NULL,
                          .expert0 = shard_of(w->c->shard, (uint32_t)op->layer, r->rank)->experts.from,
                          .ids = (const int32_t *)(const void *)choice,
                          .weights = choice + n_used,
@@ -139,7 +133,7 @@ enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
         return RS_OK;
     }
     if (rc == RS_OK && w->c->cfg.fuse && w->done[op->index + 1] && shexp != NULL && shexp->kind == OP_LINEAR && shexp->accumulate &&
-        !probed(w, op)) {
+        !cuda_op_observed(w, op)) {
         const struct choice *ch = &w->s->choices[shexp->index];
         a.shared = *cuda_op_mat(w, r, shexp, 0);
         if (a.shared.w != NULL)
@@ -147,34 +141,64 @@ enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
                                &a.shared_act);
         w->done[shexp->index] = true;
     }
-    if (rc == RS_OK)
-        CUDA_OP_RUN(kcu_down(&w->l, &a));
-    return rc;
+    if (rc != RS_OK)
+        return rc;
+    const bool has_shared = cuda_op_next_is(w, 1, OP_GATE_UP) && shexp != NULL && shexp->kind == OP_LINEAR && shexp->accumulate;
+    const struct cuda_residual to = cuda_op_residual(w, r, has_shared && w->done[shexp->index] ? 4 : 1);
+    a.x = to.x;
+    a.x_pitch = to.pitch;
+    CUDA_OP_RUN(kcu_down(&w->l, &a));
+    w->choosing = false;
+    return RS_OK;
+}
+
+static struct kcu_route route_of(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *op, const struct op *norm)
+{
+    const struct hparams *hp = w->c->hp;
+    float *choice = cuda_op_at(w, r, &op->out[1]);
+    return (struct kcu_route){.gate = *cuda_op_mat(w, r, op, 0),
+                              .bias = cuda_op_vec(w, r, op, 1),
+                              .x = cuda_op_at(w, r, &op->in[0]),
+                              .x_pitch = cuda_op_pitch_of(w, r, op->in[0].buf),
+                              .n = w->rows,
+                              .n_experts = hp->n_experts,
+                              .n_used = hp->n_used,
+                              .n_groups = hp->n_groups,
+                              .n_groups_used = hp->n_groups_used,
+                              .sigmoid = hp->gating == HP_GATING_SIGMOID,
+                              .norm = hp->expert_norm,
+                              .scale = hp->expert_scale,
+                              .p = cuda_op_at(w, r, &op->out[0]),
+                              .p_pitch = cuda_op_pitch_of(w, r, op->out[0].buf),
+                              .ids = (int32_t *)(void *)choice,
+                              .weights = choice + hp->n_used,
+                              .pitch = cuda_op_pitch_of(w, r, op->out[1].buf),
+                              .arrived = r->arrived,
+                              .logits = r->logits,
+                              .pre = cuda_op_norm(w, r, norm)};
+}
+
+/* Is the choice left to the projections after it? */
+static bool leaves_choice(const struct cuda_walk *w, const struct op *op, const struct kcu_route *a)
+{
+    const bool next = (uint32_t)op->index + 1 < w->prog->n_ops && w->prog->ops[op->index + 1].kind == OP_MOE_GATE_UP;
+    return w->c->cfg.fuse && w->s->fast && w->g->n_local == 1 && next && !cuda_op_observed(w, op) && kcu_logits_takes(a);
+}
+
+bool cuda_op_router_takes_norm(struct cuda_walk *w, struct cuda_rank *r, const struct op *op, const struct op *norm)
+{
+    const struct kcu_route a = route_of(w, r, op, norm);
+    return leaves_choice(w, op, &a);
 }
 
 enum rs_result cuda_op_router(struct cuda_walk *w, struct cuda_rank *r)
 {
-    const struct hparams *hp = w->c->hp;
-    const struct op *op = w->op;
-    float *choice = cuda_op_at(w, r, &op->out[1]);
-    struct kcu_route a = {.gate = *cuda_op_mat(w, r, op, 0),
-                          .bias = cuda_op_vec(w, r, op, 1),
-                          .x = cuda_op_at(w, r, &op->in[0]),
-                          .x_pitch = cuda_op_pitch_of(w, r, op->in[0].buf),
-                          .n = w->rows,
-                          .n_experts = hp->n_experts,
-                          .n_used = hp->n_used,
-                          .n_groups = hp->n_groups,
-                          .n_groups_used = hp->n_groups_used,
-                          .sigmoid = hp->gating == HP_GATING_SIGMOID,
-                          .norm = hp->expert_norm,
-                          .scale = hp->expert_scale,
-                          .p = cuda_op_at(w, r, &op->out[0]),
-                          .p_pitch = cuda_op_pitch_of(w, r, op->out[0].buf),
-                          .ids = (int32_t *)(void *)choice,
-                          .weights = choice + hp->n_used,
-                          .pitch = cuda_op_pitch_of(w, r, op->out[1].buf),
-                          .arrived = r->arrived};
-    CUDA_OP_RUN(kcu_route(&w->l, &a));
+    w->route = route_of(w, r, w->op, w->norm);
+    w->choosing = leaves_choice(w, w->op, &w->route);
+    if (w->choosing)
+        CUDA_OP_RUN(kcu_logits(&w->l, &w->route));
+    else
+        CUDA_OP_RUN(kcu_route(&w->l, &w->route));
+    cuda_op_normed(w, r);
     return RS_OK;
 }

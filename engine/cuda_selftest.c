@@ -84,7 +84,7 @@ static void check_moe(struct check *t, uint32_t gate_type, uint32_t down_type, b
                           .act_pitch = 96,
                           .q8 = int8 ? device(t, NULL, n * q8s) : NULL,
                           .q8_pitch = q8s};
-    if (t->rc != RS_OK || !good(t, kcu_gated(&t->l, &g, &s), "gated"))
+    if (t->rc != RS_OK || !good(t, kcu_gated(&t->l, &g, &s, NULL), "gated"))
         return;
     const float *act = fetch(t, g.act, (size_t)n * USED * FF * 4), *sact = fetch(t, s.act, (size_t)n * 96 * 4);
     double *want = host(t, (size_t)n * USED * FF * sizeof *want);

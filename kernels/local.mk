@@ -46,24 +46,30 @@ endif
 CUDA_SOURCES = \
 	kernels/cuda/attn.cu \
 	kernels/cuda/clock.cu \
+	kernels/cuda/down.cu \
 	kernels/cuda/flash.cu \
 	kernels/cuda/gemm.cu \
 	kernels/cuda/heads.cu \
 	kernels/cuda/index.cu \
 	kernels/cuda/join.cu \
 	kernels/cuda/linear.cu \
+	kernels/cuda/mla.cu \
 	kernels/cuda/mla_batch.cu \
 	kernels/cuda/moe.cu \
 	kernels/cuda/moe_gemm.cu \
 	kernels/cuda/router.cu \
 	kernels/cuda/rows.cu
 EXTRA_DIST += $(CUDA_SOURCES) \
+	kernels/cuda/attn.cuh \
+	kernels/cuda/cluster.cuh \
 	kernels/cuda/common.cuh \
 	kernels/cuda/cuda.h \
 	kernels/cuda/dot.cuh \
 	kernels/cuda/flash.cuh \
 	kernels/cuda/formats.cuh \
 	kernels/cuda/gemm.cuh \
+	kernels/cuda/norm.cuh \
+	kernels/cuda/router.cuh \
 	kernels/cuda/tensor.cuh
 if HAVE_CUDA
 libkernels_a_LIBADD += $(CUDA_SOURCES:.cu=.o)

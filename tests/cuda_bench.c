@@ -43,6 +43,18 @@ static enum rs_result decode(struct rig *r, uint32_t seqs, uint32_t pos, bool gr
     return RS_OK;
 }
 
+/* Of the last step's logits: two runs of the same options must agree, whatever was fused. */
+static uint64_t hash_logits(struct rig *r, uint32_t seqs)
+{
+    uint64_t h = 14695981039346656037ull;
+    for (uint32_t s = 0; s < seqs; s++) {
+        const uint8_t *p = (const uint8_t *)rig_logits(r, s);
+        for (size_t i = 0; i < r->hp.vocab * sizeof(float); i++)
+            h = (h ^ p[i]) * 1099511628211ull;
+    }
+    return h;
+}
+
 static void by_kind(struct rig *r)
 {
     double us[OP_KIND_COUNT] = {0}, all = 0;
@@ -120,6 +132,7 @@ int main(int argc, char **argv)
         }
         printf("  decode, batch %u, %-5s  %.3f ms (p10 %.3f, p90 %.3f), %.0f tokens/s, %u kernels\n", batch, graph ? "graph" : "eager",
                ms[0], ms[1], ms[2], batch * 1e3 / ms[0], backend_cuda_kernels(r.backend));
+        printf("  logits %016llx\n", (unsigned long long)hash_logits(&r, batch));
         if (ops && graph)
             by_kind(&r);
     }

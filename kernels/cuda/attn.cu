@@ -1,10 +1,11 @@
 /* MLA over the latent cache, absorbed: q_abs = k_b^T q_nope, scores against cached rows [c | k_pe], the mixture of latents carried out through v_b.
  *
  * A row's keys are cut into splits whose length depends on the number of its keys alone, so its result does not depend on what else is in the batch. */
-#include "kernels/cuda/dot.cuh"
+#include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/flash.cuh"
+#include "kernels/cuda/norm.cuh"
 
-enum { TILE = 32, HEADS = 4, MAX_SPLITS = 64, MAX_L = 512, SLAB = 32 /* rows at a time: bounds the scratch */ };
+enum { HEADS = 4, MAX_L = 512, SLAB = 32 /* rows at a time: bounds the scratch */ };
 
 /* ---- latent: norm of q_a, norm + rotation + store of the latent ---- */
 
@@ -15,7 +16,7 @@ static __device__ float block_rms(const float *x, uint32_t n, float eps, float *
     for (uint32_t i = 0; i < rounds; i++) {
         const uint32_t q = i * blockDim.x + threadIdx.x;
         const float4 v = q < quads ? *((const float4 *)x + q) : make_float4(0, 0, 0, 0);
-        float s = v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        float s = square_of(v);
         for (int o = 1; o < 8; o *= 2)
             s += __shfl_xor_sync(0xffffffffu, s, o);
         if (threadIdx.x % 8 == 0 && q < quads)
@@ -116,45 +117,15 @@ static __global__ void __launch_bounds__(ROW_THREADS)
         store_latent<KCU_CACHE_F16>(a, 0, unit);
         return;
     }
-    const uint32_t r = blockIdx.x * (ROW_THREADS / lpr) + threadIdx.x / lpr, sub = threadIdx.x % lpr, n = a.q_width, units = n / 32,
-                   lane = threadIdx.x % 32;
+    const uint32_t r = blockIdx.x * (ROW_THREADS / lpr) + threadIdx.x / lpr, sub = threadIdx.x % lpr;
     const bool on = r < m.rows;
     const float acc = dot_staged<F, 4>(m.w + (size_t)(on ? r : 0) * m.pitch, on, m.k, sub, lpr, xs, [&] {
-        float4 w[2], v[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint32_t col = 4 * (threadIdx.x + i * ROW_THREADS);
-            w[i] = col < n ? __ldg((const float4 *)(a.q_norm + col)) : make_float4(0, 0, 0, 0);
-        }
+        const struct kcu_norm q = {a.z + a.q_col, a.q_norm, a.qr, a.q8, a.q_width, a.eps};
+        norm_row<MAX_Q / 4 / ROW_THREADS, ROW_THREADS> norm;
+        norm.start(q);
         pdl_wait();
         stamp(at);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint32_t col = 4 * (threadIdx.x + i * ROW_THREADS);
-            v[i] = col < n ? *(const float4 *)(a.z + a.q_col + col) : make_float4(0, 0, 0, 0);
-            float sq = v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
-            for (int o = 1; o < 8; o *= 2)
-                sq += __shfl_xor_sync(0xffffffffu, sq, o);
-            if (lane % 8 == 0 && col < n)
-                unit[col / 32] = sq;
-        }
-        __syncthreads();
-        float s = 0;
-        for (uint32_t u = lane; u < units; u += 32)
-            s += unit[u];
-        const float t = 1.0f / sqrtf(warp_sum(s, 32) / (float)n + a.eps);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint32_t col = 4 * (threadIdx.x + i * ROW_THREADS);
-            const float h[4] = {v[i].x * t * w[i].x, v[i].y * t * w[i].y, v[i].z * t * w[i].z, v[i].w * t * w[i].w};
-            uint8_t *chunk = xs + (col < n ? col / 32 : 0) * 48;
-            q8_block8_to(h, (uint32_t *)(chunk + col % 32), (krn_q8_block *)(chunk + 32), col < n);
-            if (blockIdx.x != 0)
-                continue;
-            if (col < n)
-                *(float4 *)(a.qr + col) = make_float4(h[0], h[1], h[2], h[3]);
-            q8_block8(h, a.q8, n, col, col < n);
-        }
+        norm.stage<F>(q, norm.factor(q, unit), xs, blockIdx.x == 0);
         __syncthreads();
     });
     const float v = warp_sum(acc, lpr);
@@ -175,13 +146,6 @@ extern "C" cudaError_t kcu_latent_linear(const struct kcu_launch *l, const struc
 }
 
 /* ---- rotation of queries ---- */
-
-static __device__ __forceinline__ void rotate(float *x, float *y, float co, float si)
-{
-    const float u = *x, v = *y;
-    *x = __fsub_rn(__fmul_rn(u, co), __fmul_rn(v, si));
-    *y = __fadd_rn(__fmul_rn(u, si), __fmul_rn(v, co));
-}
 
 static __global__ void rope_kernel(const struct kcu_batch b, const struct kcu_rope rope, float *q, size_t pitch, uint32_t heads,
                                    uint32_t head_dim, uint32_t offset, bool interleaved, uint64_t *at)
@@ -213,24 +177,6 @@ struct parts {
     float *q, *o, *ml;
     uint32_t row0, splits;
 };
-
-static __host__ __device__ inline uint32_t split_length(uint32_t keys)
-{
-    uint32_t n = TILE;
-    while (keys > n * MAX_SPLITS)
-        n *= 2;
-    return n;
-}
-
-static __device__ __forceinline__ uint32_t keys_of(const struct kcu_mla &a, uint32_t row, const int32_t **sel)
-{
-    const uint32_t keys = (uint32_t)a.b.pos[row] + 1;
-    *sel = nullptr;
-    if (a.sel == nullptr || keys <= a.top_k || a.sel[row * a.sel_pitch] <= 0)
-        return keys;
-    *sel = a.sel + row * a.sel_pitch + 1;
-    return (uint32_t)a.sel[row * a.sel_pitch];
-}
 
 template <int W>
 static __global__ void __launch_bounds__(256)
@@ -506,6 +452,11 @@ static cudaError_t slab(const struct kcu_launch *l, uint64_t *stamp, const struc
                   p);
 }
 
+extern "C" uint32_t kcu_mla_kernels(const struct kcu_mla *a)
+{
+    return !mla_batch_takes(a) && mla_near_takes(a) ? 1 : 3 * ((a->b.n + SLAB - 1) / SLAB);
+}
+
 extern "C" cudaError_t kcu_mla(const struct kcu_launch *l, const struct kcu_mla *a)
 {
     if (a->b.n == 0 || a->heads == 0)
@@ -514,6 +465,8 @@ extern "C" cudaError_t kcu_mla(const struct kcu_launch *l, const struct kcu_mla 
         return cudaErrorInvalidValue;
     if (mla_batch_takes(a))
         return mla_batch(l, a);
+    if (mla_near_takes(a))
+        return mla_near(l, a, splits_for(a->b.max_keys));
     struct parts p = {};
     p.splits = splits_for(a->b.max_keys);
     for (uint32_t row = 0; row < a->b.n; row += SLAB) {

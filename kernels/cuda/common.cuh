@@ -37,15 +37,52 @@ static __device__ __forceinline__ void pdl_wait()
 #endif
 }
 
+/* Bring bytes (p and their number multiples of 16) into the cache; one thread calls. A hint: older devices do without. */
+static __device__ __forceinline__ void prefetch(const void *p, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+#else
+    (void)p, (void)bytes;
+#endif
+}
+
 static __device__ __forceinline__ void stamp(uint64_t *p)
 {
     if (p != nullptr && (threadIdx.x | threadIdx.y | blockIdx.x | blockIdx.y | blockIdx.z) == 0)
         *(volatile uint64_t *)p = now_ns();
 }
 
+/* Weights. Spelled out, since where they are loaded matters: the assembler moves read-only loads (.nc, __ldg) to after a griddepcontrol.wait that
+ * follows them, and nothing would be on its way while a kernel waits. */
 static __device__ __forceinline__ uint4 ld16(const void *p)
 {
-    return __ldg((const uint4 *)p);
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(__cvta_generic_to_global(p)));
+    return v;
+}
+static __device__ __forceinline__ uint2 ld8(const void *p)
+{
+    uint2 v;
+    asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(__cvta_generic_to_global(p)));
+    return v;
+}
+static __device__ __forceinline__ uint32_t ld4(const void *p)
+{
+    uint32_t v;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(__cvta_generic_to_global(p)));
+    return v;
+}
+static __device__ __forceinline__ uint32_t ld2(const void *p)
+{
+    uint16_t v;
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(__cvta_generic_to_global(p)));
+    return v;
+}
+static __device__ __forceinline__ float4 ld16f(const void *p)
+{
+    const uint4 v = ld16(p);
+    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
 }
 
 static __device__ __forceinline__ float half_of(uint32_t bits)
@@ -65,6 +102,12 @@ static __device__ __forceinline__ float warp_max(float v, uint32_t lanes)
     for (uint32_t o = lanes / 2; o > 0; o /= 2)
         v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, o));
     return v;
+}
+
+/* Of four values; spelled out, since every kernel that norms a row must round alike. */
+static __device__ __forceinline__ float square_of(float4 v)
+{
+    return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, __fmul_rn(v.x, v.x))));
 }
 
 static __device__ __forceinline__ float silu(float g)

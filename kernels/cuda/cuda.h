@@ -3,8 +3,9 @@
  * Every function enqueues one kernel on the stream of its kcu_launch and returns a cudaError_t; nothing here allocates, waits or reads results. All
  * pointers are device memory of the GPU that is current, unless a comment says otherwise. Any thread, one stream at a time.
  *
- * Every kernel may be launched with programmatic dependent launch: it reads weights at most before it has waited for its predecessor. Sums run in
- * f32 in an order that depends on the element alone, never on the number of rows in a launch. */
+ * Every kernel may be launched with programmatic dependent launch: before it has waited for its predecessor it reads at most weights, positions and
+ * block tables (kcu_batch) and what earlier steps left in the cache; none of these may come from a kernel of the same step. Sums run in f32 in an
+ * order that depends on the element alone, never on the number of rows in a launch. */
 #ifndef RANKSCOPE_KERNELS_CUDA_CUDA_H
 #define RANKSCOPE_KERNELS_CUDA_CUDA_H
 
@@ -67,6 +68,17 @@ struct kcu_rows_in {
     size_t q8_pitch;
 };
 
+/* The norm of one row as the beginning of the product that reads it: h = norm(x) * w and its int8 form, n columns, are also written to where the norm
+ * alone would leave them. */
+struct kcu_norm {
+    const float *x; /* NULL: none */
+    const float *w;
+    float *h;
+    uint8_t *q8;
+    uint32_t n;
+    float eps;
+};
+
 /* y[row][col + r] = m[r] . x[row] for up to two matrices side by side. Uses q8 where it is given and the type is quantised. */
 struct kcu_linear {
     uint32_t n_mats;
@@ -77,7 +89,11 @@ struct kcu_linear {
     float *y;
     size_t y_pitch;
     bool accumulate;
+    float *x; /* or NULL: residual stream, x += y for the first matrix */
+    size_t x_pitch;
+    struct kcu_norm pre; /* of the input, where kcu_norm_linear_takes() it: one row */
 };
+bool kcu_norm_linear_takes(const struct kcu_linear *a);
 cudaError_t kcu_linear(const struct kcu_launch *l, const struct kcu_linear *a);
 
 /* Zeros: an empty part of a partial sum. */
@@ -100,6 +116,32 @@ cudaError_t kcu_act(const struct kcu_launch *l, const float *gu, size_t gu_pitch
 struct kcu_down;
 cudaError_t kcu_combine(const struct kcu_launch *l, const float *part, size_t part_pitch, const struct kcu_down *d);
 
+/* ---- router ---- */
+
+struct kcu_route {
+    struct kcu_mat gate; /* n_experts x n_embd */
+    const float *bias;   /* or NULL */
+    const float *x;
+    size_t x_pitch;
+    uint32_t n, n_experts, n_used, n_groups, n_groups_used;
+    bool sigmoid, norm;
+    float scale;
+    float *p; /* [n][p_pitch] */
+    size_t p_pitch;
+    int32_t *ids; /* [n][pitch]: n_used ids, then n_used weights as f32 */
+    float *weights;
+    size_t pitch;
+    uint32_t *arrived; /* [n] zeros, and left as zeros */
+    float *logits;     /* kcu_logits(): [n_experts], what passes between it and those who choose */
+    struct kcu_norm pre; /* of x; or none */
+};
+cudaError_t kcu_route(const struct kcu_launch *l, const struct kcu_route *a);
+
+/* One row, in two halves: logits, with a norm before them or of x; and the choice. kcu_gated() can make the choice on its way. */
+bool kcu_logits_takes(const struct kcu_route *a);
+cudaError_t kcu_logits(const struct kcu_launch *l, const struct kcu_route *a);
+cudaError_t kcu_choose(const struct kcu_launch *l, const struct kcu_route *a);
+
 /* One gated projection of experts or of a dense FFN: gu = [gate x | up x], act = silu(gate x) * (up x), and act in int8 form where q8 is given.
  * Experts: pair p is row p / n_used, expert ids[row][p % n_used]; pairs outside of [expert0, expert0 + n_mats) are skipped. */
 struct kcu_gated {
@@ -118,8 +160,9 @@ struct kcu_gated {
     uint8_t *q8; /* [pair][q8_pitch] or NULL */
     size_t q8_pitch;
 };
-/* Experts and the shared expert in one launch; either may be NULL. */
-cudaError_t kcu_gated(const struct kcu_launch *l, const struct kcu_gated *experts, const struct kcu_gated *shared);
+/* Experts and the shared expert in one launch; either may be NULL. choose: make the choice of experts from its logits first; or NULL. */
+cudaError_t kcu_gated(const struct kcu_launch *l, const struct kcu_gated *experts, const struct kcu_gated *shared,
+                      const struct kcu_route *choose);
 
 /* y[row] = sum over a row's experts, in ascending order of expert, of weight * (down_e . act[pair]); then + down_s . shared act. */
 struct kcu_down {
@@ -134,7 +177,10 @@ struct kcu_down {
     float *y;
     size_t y_pitch;
     uint32_t width;
-    bool shared_only; /* y += shared part alone (the experts were added before) */
+    float *x;         /* or NULL: residual stream, x += y */
+    size_t x_pitch;
+    uint32_t n_experts;             /* of all ranks; 0: as many as there are here */
+    const struct kcu_route *choose; /* host memory: kcu_gated() right before makes this choice, which is looked for before it has ended; or NULL */
 };
 cudaError_t kcu_down(const struct kcu_launch *l, const struct kcu_down *a);
 
@@ -245,7 +291,7 @@ cudaError_t kcu_latent_linear(const struct kcu_launch *l, const struct kcu_laten
 cudaError_t kcu_rope_q(const struct kcu_launch *l, const struct kcu_batch *b, const struct kcu_rope *rope, float *q, size_t pitch,
                        uint32_t heads, uint32_t head_dim, uint32_t offset, bool interleaved);
 
-/* Absorbed attention: three launches. scratch holds kcu_mla_scratch() bytes. */
+/* Absorbed attention: three launches (absorb, attend, carry out), or one for few rows with few keys. scratch holds kcu_mla_scratch() bytes. */
 struct kcu_mla {
     struct kcu_batch b;
     struct kcu_rope rope;
@@ -267,6 +313,7 @@ struct kcu_mla {
     void *scratch;
     bool many;  /* f16 operands are good enough: tensor cores may be used */
     bool fixed; /* a row's result must not depend on what else is in the batch */
+    bool apart; /* never in one launch */
 };
 /* Is it one for tensor cores? They leave o alone, without its int8 form. */
 bool kcu_mla_on_cores(const struct kcu_mla *a);
@@ -275,25 +322,7 @@ uint32_t kcu_mla_tile_rows(uint32_t heads);
 /* Enough for any launch of up to so many rows. */
 size_t kcu_mla_scratch(uint32_t rows, uint32_t heads, uint32_t l, uint32_t r, uint32_t max_keys);
 cudaError_t kcu_mla(const struct kcu_launch *l, const struct kcu_mla *a);
-
-/* ---- router ---- */
-
-struct kcu_route {
-    struct kcu_mat gate; /* n_experts x n_embd */
-    const float *bias;   /* or NULL */
-    const float *x;
-    size_t x_pitch;
-    uint32_t n, n_experts, n_used, n_groups, n_groups_used;
-    bool sigmoid, norm;
-    float scale;
-    float *p; /* [n][p_pitch] */
-    size_t p_pitch;
-    int32_t *ids; /* [n][pitch]: n_used ids, then n_used weights as f32 */
-    float *weights;
-    size_t pitch;
-    uint32_t *arrived; /* [n] zeros, and left as zeros */
-};
-cudaError_t kcu_route(const struct kcu_launch *l, const struct kcu_route *a);
+uint32_t kcu_mla_kernels(const struct kcu_mla *a); /* launches that it makes */
 
 /* ---- DSA indexer ---- */
 

@@ -190,11 +190,24 @@ static __device__ __forceinline__ float dot_staged(const uint8_t *row, bool on, 
 /* f32 activations of formats with 32 weights a unit: chunks of 32 floats, 36 apart. */
 enum { F32_STRIDE = 36 };
 
+/* Unit u of a row that was fetched before; x: the whole row of activations in chunks. */
+template <int T>
+static __device__ __forceinline__ float unit_values(const typename fmt<T>::raw &r, uint32_t u, const float *xs, float acc)
+{
+    float w[32];
+    as_values<T>::values(r, u, w);
+#pragma unroll
+    for (int j = 0; j < 32; j += 4) {
+        const float4 v = *(const float4 *)(xs + u * F32_STRIDE + j);
+        acc = fmaf(w[j], v.x, acc), acc = fmaf(w[j + 1], v.y, acc), acc = fmaf(w[j + 2], v.z, acc), acc = fmaf(w[j + 3], v.w, acc);
+    }
+    return acc;
+}
+
 template <int T, int UNR, class R>
 static __device__ __forceinline__ float dot_values(const uint8_t *row, bool on, uint32_t k, uint32_t sub, uint32_t lpr, const float *xs,
                                                    R ready)
 {
-    typedef as_values<T> V;
     static_assert(fmt<T>::W == 32, "units of 32");
     const uint32_t n = on ? k / 32 : 0;
     typename fmt<T>::raw r[UNR];
@@ -203,7 +216,7 @@ static __device__ __forceinline__ float dot_values(const uint8_t *row, bool on, 
 #pragma unroll
     for (int i = 0; i < UNR; i++)
         if (u0 + i * lpr < n)
-            V::fetch(row, k, u0 + i * lpr, r[i]);
+            fmt<T>::fetch(row, k, u0 + i * lpr, r[i]);
     ready();
     for (; u0 < n; u0 += UNR * lpr) {
 #pragma unroll
@@ -211,15 +224,9 @@ static __device__ __forceinline__ float dot_values(const uint8_t *row, bool on, 
             const uint32_t u = u0 + i * lpr;
             if (u >= n)
                 continue;
-            float w[32];
-            V::values(r[i], u, w);
+            acc = unit_values<T>(r[i], u, xs, acc);
             if (u + UNR * lpr < n)
-                V::fetch(row, k, u + UNR * lpr, r[i]);
-#pragma unroll
-            for (int j = 0; j < 32; j += 4) {
-                const float4 v = *(const float4 *)(xs + u * F32_STRIDE + j);
-                acc = fmaf(w[j], v.x, acc), acc = fmaf(w[j + 1], v.y, acc), acc = fmaf(w[j + 2], v.z, acc), acc = fmaf(w[j + 3], v.w, acc);
-            }
+                fmt<T>::fetch(row, k, u + UNR * lpr, r[i]);
         }
     }
     return acc;

@@ -10,14 +10,6 @@ template <int T> struct fmt;
 
 #define LOW4 0x0f0f0f0fu
 
-static __device__ __forceinline__ uint32_t ld2(const uint8_t *p)
-{
-    return __ldg((const unsigned short *)p);
-}
-static __device__ __forceinline__ uint32_t ld4(const uint8_t *p)
-{
-    return __ldg((const unsigned int *)p);
-}
 static __device__ __forceinline__ uint32_t ld4of2(const uint8_t *p)
 {
     return ld2(p) | ld2(p + 2) << 16;
@@ -136,7 +128,7 @@ template <> struct fmt<KRN_Q6_K> { /* planes: nibbles, upper two bits, scales, d
     static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t k, uint32_t u, raw &r)
     {
         r.n = ld16(row + (size_t)u * 16);
-        r.h = __ldg((const uint2 *)(row + k / 2 + (size_t)u * 8));
+        r.h = ld8(row + k / 2 + (size_t)u * 8);
         r.s = ld2(row + k / 2 + k / 4 + (size_t)u * 2);
         r.d = ld2(row + k / 2 + k / 4 + k / 16 + (size_t)(u / 8) * 2);
     }

@@ -4,11 +4,7 @@
  * buffers, two of them by parity of the epoch, and each thread polls exactly the packets that it needs: no flags apart, no barrier. A buffer is free
  * again when a peer's packets of the next epoch arrive, since the peer sends those after having read all of the previous ones. Sums run in order
  * of rank on every GPU, so all hold the same bits. */
-#include <cooperative_groups.h>
-
-#include "kernels/cuda/common.cuh"
-
-namespace cg = cooperative_groups;
+#include "kernels/cuda/cluster.cuh"
 
 static __device__ __forceinline__ void st_packet(uint4 *p, uint32_t a, uint32_t b, uint32_t e)
 {
@@ -116,44 +112,30 @@ static __device__ __forceinline__ float4 reduce_quad(const struct kcu_join &a, u
     return sum;
 }
 
-/* Clusters exist from compute capability 9 on. kcu_join() launches none on older devices; what is compiled for those must merely compile. */
-static __device__ __forceinline__ void cluster_sync()
-{
-#if __CUDA_ARCH__ >= 900
-    cg::this_cluster().sync();
-#else
-    __trap();
-#endif
-}
-
-static __device__ __forceinline__ const float *cluster_at(float *shared, uint32_t block)
-{
-#if __CUDA_ARCH__ >= 900
-    return cg::this_cluster().map_shared_rank(shared, block);
-#else
-    (void)block;
-    __trap();
-    return shared;
-#endif
-}
-
 /* blockIdx.y: row. Q quads per thread, the threads of a cluster's blocks in one line; eight neighbouring lanes are one 32-value block. The residual
- * comes while packets go. BLOCKS: of the cluster; packets leave faster from several multiprocessors. */
+ * comes while packets go. BLOCKS: of the cluster (Q is 1, one rank here); packets leave faster from several multiprocessors, and every block has all
+ * units' sums of squares sent to it. kcu_join() launches clusters where there are any. */
 enum { MAX_UNITS = 512 };
 
 template <int Q, int T, int BLOCKS>
 static __global__ void __launch_bounds__(T, 1) join_kernel(const __grid_constant__ struct kcu_join a, uint64_t *at)
 {
-    __shared__ float unit[MAX_UNITS]; /* sums of squares of this block's 32-value units */
+    __shared__ float unit[MAX_UNITS]; /* sums of squares of the row's 32-value units */
+    __shared__ __align__(8) uint64_t barrier;
     pdl_release();
     const uint32_t quads = a.width / 4, row = blockIdx.y, lane = threadIdx.x % 32, units = (quads + 7) / 8, line = gridDim.x * blockDim.x;
-    const uint32_t self = blockIdx.x * blockDim.x + threadIdx.x, per_block = blockDim.x / 8;
+    const uint32_t self = blockIdx.x * blockDim.x + threadIdx.x;
     const bool first = (self | blockIdx.y) == 0;
     float4 w[Q], x[Q], sum[Q];
+    if (BLOCKS > 1) {
+        if (threadIdx.x == 0)
+            inbox_init(&barrier, units * sizeof(float));
+        cluster_arrive();
+    }
 #pragma unroll
     for (int i = 0; i < Q; i++) {
         const uint32_t quad = i * line + self;
-        w[i] = a.w != nullptr && quad < quads ? __ldg((const float4 *)a.w + quad) : make_float4(0, 0, 0, 0);
+        w[i] = a.w != nullptr && quad < quads ? ld16f((const float4 *)a.w + quad) : make_float4(0, 0, 0, 0);
     }
     pdl_wait();
     if (a.reduce && a.delay_ns != 0 && a.delay_rank >= (int32_t)a.rank0 && a.delay_rank < (int32_t)(a.rank0 + a.n_local))
@@ -171,6 +153,8 @@ static __global__ void __launch_bounds__(T, 1) join_kernel(const __grid_constant
         for (int i = 0; i < Q; i++)
             sum[i] = reduce_quad(a, row, i * line + self, i * line + self < quads);
     }
+    if (BLOCKS > 1)
+        cluster_wait();
     if (a.ready != nullptr && first)
         *(volatile uint64_t *)a.ready = now_ns();
     for (uint32_t r = 0; r < a.n_local; r++) {
@@ -181,46 +165,50 @@ static __global__ void __launch_bounds__(T, 1) join_kernel(const __grid_constant
             v[i] = make_float4(0, 0, 0, 0);
             if (quad >= quads)
                 continue;
-            float4 *part = (float4 *)(a.part[r] + row * a.part_pitch) + quad;
+            const float4 *part = (const float4 *)(a.part[r] + row * a.part_pitch) + quad;
             v[i] = a.reduce ? sum[i] : *part;
-            if (a.reduce)
-                *part = v[i];
-            if (a.x[r] != nullptr) {
-                float4 *to = (float4 *)(a.x[r] + row * a.x_pitch) + quad;
-                v[i] = (r == 0 ? x[i] : *to) + v[i];
-                *to = v[i];
+            if (a.x[r] != nullptr)
+                v[i] = (r == 0 ? x[i] : *((const float4 *)(a.x[r] + row * a.x_pitch) + quad)) + v[i];
+        }
+        float t = 1;
+        if (a.w != nullptr) {
+            if (r > 0) /* the previous rank's sums have been read */
+                __syncthreads();
+#pragma unroll
+            for (int i = 0; i < Q; i++) {
+                const uint32_t quad = i * line + self;
+                float sq = square_of(v[i]);
+                for (int o = 1; o < 8; o *= 2)
+                    sq += __shfl_xor_sync(0xffffffffu, sq, o);
+                if (BLOCKS > 1) { /* all eight lanes hold it: each sends it to one block */
+                    static_assert(BLOCKS == 1 || BLOCKS == 8, "a lane per block");
+                    if (quad / 8 < units)
+                        send(at_block(unit + quad / 8, lane % 8), sq, at_block(&barrier, lane % 8));
+                } else if (lane % 8 == 0) {
+                    unit[quad / 8] = sq;
+                }
             }
+        }
+#pragma unroll
+        for (int i = 0; i < Q; i++) { /* results that nobody waits for, while the sums travel */
+            const uint32_t quad = i * line + self;
+            if (quad >= quads)
+                continue;
+            if (a.reduce)
+                *((float4 *)(a.part[r] + row * a.part_pitch) + quad) = sum[i];
+            if (a.x[r] != nullptr)
+                *((float4 *)(a.x[r] + row * a.x_pitch) + quad) = v[i];
         }
         if (a.w == nullptr)
             continue;
-        if (r > 0) { /* the previous rank's sums have been read */
-            if (BLOCKS > 1)
-                cluster_sync();
-            else
-                __syncthreads();
-        }
-#pragma unroll
-        for (int i = 0; i < Q; i++) {
-            float sq = v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
-            for (int o = 1; o < 8; o *= 2)
-                sq += __shfl_xor_sync(0xffffffffu, sq, o);
-            if (lane % 8 == 0)
-                unit[i * per_block + threadIdx.x / 8] = sq;
-        }
         if (BLOCKS > 1)
-            cluster_sync();
+            receive(&barrier);
         else
             __syncthreads();
         float s = 0; /* every warp adds all units, in one order */
-        for (uint32_t u = lane; u < units; u += 32) {
-            if (BLOCKS > 1) { /* Q is 1 */
-                const float *from = cluster_at(unit, u / per_block);
-                s += from[u % per_block];
-            } else {
-                s += unit[u];
-            }
-        }
-        const float t = 1.0f / sqrtf(warp_sum(s, 32) / (float)a.width + a.eps);
+        for (uint32_t u = lane; u < units; u += 32)
+            s += unit[u];
+        t = 1.0f / sqrtf(warp_sum(s, 32) / (float)a.width + a.eps);
 #pragma unroll
         for (int i = 0; i < Q; i++) {
             const uint32_t quad = i * line + self;
@@ -233,8 +221,6 @@ static __global__ void __launch_bounds__(T, 1) join_kernel(const __grid_constant
     }
     if (a.done != nullptr && first)
         *(volatile uint64_t *)a.done = now_ns();
-    if (BLOCKS > 1 && a.w != nullptr)
-        cluster_sync(); /* nobody leaves while others read its sums */
 }
 
 template <int Q, int T, int BLOCKS> static cudaError_t join(const struct kcu_launch *l, const struct kcu_join *a, uint32_t threads)
@@ -252,7 +238,7 @@ extern "C" cudaError_t kcu_join(const struct kcu_launch *l, const struct kcu_joi
     int device, major = 0;
     if (cudaGetDevice(&device) == cudaSuccess)
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (a->reduce && a->n_gpus > 1 && quads > 512 && a->n <= 8 && major >= 9)
+    if (a->reduce && a->n_gpus > 1 && quads > 512 && a->n <= 8 && a->n_local == 1 && major >= 9)
         return join<1, 512, 8>(l, a, (quads + 7) / 8);
     if (quads <= 512)
         return join<1, 512, 1>(l, a, quads);

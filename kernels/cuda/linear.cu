@@ -1,7 +1,12 @@
 /* A few rows of activations times a weight: every weight is read once per KCU_MAX_COLS rows. */
-#include "kernels/cuda/dot.cuh"
+#include "kernels/cuda/norm.cuh"
 
 enum { THREADS = 128 };
+
+/* Units in flight per lane of one row of activations. */
+template <class F> struct row_depth {
+    enum { N = F::W == 64 ? 2 : 6 };
+};
 
 struct shape {
     uint32_t blocks0, lpr[2];
@@ -28,34 +33,51 @@ static __global__ void __launch_bounds__(THREADS) linear_kernel(const struct kcu
     for (int c = 0; c < NC; c++) {
         const float v = warp_sum(acc[c], lpr);
         if (on && sub == 0 && c < (int)nc) {
-            float *y = a.y + (row0 + c) * a.y_pitch + a.col[j] + r;
-            *y = a.accumulate ? *y + v : v;
+            float *y = a.y + (row0 + c) * a.y_pitch + a.col[j] + r, *x = a.x != nullptr ? a.x + (row0 + c) * a.x_pitch + r : nullptr;
+            const float sum = a.accumulate ? *y + v : v;
+            *y = sum;
+            if (x != nullptr && j == 0)
+                *x += sum;
         }
     }
 }
 
-/* One row of activations, one known type: the activations go through shared memory. */
-template <int T>
-static __global__ void __launch_bounds__(2 * THREADS)
+/* One row of activations, one known type: the activations go through shared memory. Q: quads per thread of the norm that precedes; 0: none. */
+template <int T, int Q>
+static __global__ void __launch_bounds__(2 * THREADS, 2)
     one_row_kernel(const __grid_constant__ struct kcu_linear a, const shape s, uint64_t *at)
 {
+    enum { ALL = 2 * THREADS };
     extern __shared__ __align__(16) uint8_t xs[];
+    __shared__ float unit[Q * ALL / 8 + 1];
     typedef fmt<T> F;
     pdl_release();
     const uint32_t j = blockIdx.x >= s.blocks0, lpr = s.lpr[j], block = blockIdx.x - (j ? s.blocks0 : 0);
     const struct kcu_mat &m = a.m[j];
-    const uint32_t r = block * (2 * THREADS / lpr) + threadIdx.x / lpr, sub = threadIdx.x % lpr;
-    const bool on = r < m.rows;
-    const float acc = dot_staged < F, F::W == 64 ? 2 : 5 > (m.w + (size_t)(on ? r : 0) * m.pitch, on, m.k, sub, lpr, xs, [&] {
-                                                           pdl_wait();
-                                                           stamp(at);
-                                                           staged<F>::load(a.in.q8, m.k, xs, threadIdx.x, 2 * THREADS);
-                                                           __syncthreads();
-                                                       });
+    const uint32_t r = block * (ALL / lpr) + threadIdx.x / lpr, sub = threadIdx.x % lpr;
+    const bool on = r < m.rows, adds = on && sub == 0 && j == 0 && a.x != nullptr;
+    float x = 0;
+    const float acc = dot_staged<F, row_depth<F>::N>(m.w + (size_t)(on ? r : 0) * m.pitch, on, m.k, sub, lpr, xs, [&] {
+        norm_row<Q == 0 ? 1 : Q, ALL> norm;
+        if constexpr (Q != 0)
+            norm.start(a.pre);
+        pdl_wait();
+        stamp(at);
+        if (adds)
+            x = a.x[r];
+        if constexpr (Q != 0)
+            norm.template stage<F>(a.pre, norm.factor(a.pre, unit), xs, blockIdx.x == 0);
+        else
+            staged<F>::load(a.in.q8, m.k, xs, threadIdx.x, ALL);
+        __syncthreads();
+    });
     const float v = warp_sum(acc, lpr);
     if (on && sub == 0) {
         float *y = a.y + a.col[j] + r;
-        *y = a.accumulate ? *y + v : v;
+        const float sum = a.accumulate ? *y + v : v;
+        *y = sum;
+        if (adds)
+            a.x[r] = x + sum;
     }
 }
 
@@ -74,22 +96,53 @@ extern "C" cudaError_t kcu_zero(const struct kcu_launch *l, float *y, size_t pit
     return launch(l, zero_kernel, dim3(n), dim3(256), 0, 0, y, pitch, width, l->stamp);
 }
 
+/* k of the matrices: the one that is there. */
+static uint32_t k_of(const struct kcu_linear *a)
+{
+    return a->m[0].w != NULL ? a->m[0].k : a->m[1].k;
+}
+
+/* A norm of a longer row is dearer in every block than in a launch of its own. */
+enum { STAGED_MAX = 48 * 1024, NORM_MAX = 2048 };
+
+template <int T> static cudaError_t one_row(const struct kcu_launch *l, const struct kcu_linear *a, shape s)
+{
+    const size_t bytes = staged_bytes(T, k_of(a));
+    uint32_t blocks[2] = {0, 0};
+    for (uint32_t i = 0; i < a->n_mats; i++)
+        if (s.lpr[i] != 0)
+            blocks[i] = (a->m[i].rows + 2 * THREADS / s.lpr[i] - 1) / (2 * THREADS / s.lpr[i]);
+    s.blocks0 = blocks[0];
+    const dim3 grid(blocks[0] + blocks[1]);
+    if (a->pre.x == NULL)
+        return launch(l, one_row_kernel<T, 0>, grid, dim3(2 * THREADS), bytes, 0, *a, s, l->stamp);
+    return launch(l, one_row_kernel<T, NORM_MAX / (8 * THREADS)>, grid, dim3(2 * THREADS), bytes, 0, *a, s, l->stamp);
+}
+
 template <int T> static cudaError_t by_rows(const struct kcu_launch *l, const struct kcu_linear *a, const shape &s, dim3 grid)
 {
     if constexpr (T != ANY_TYPE)
-        if (a->n == 1 && a->n_mats > 0 && staged_bytes(T, a->m[0].w != NULL ? a->m[0].k : a->m[1].k) <= 48 * 1024) {
-            shape t = s;
-            uint32_t blocks[2] = {0, 0};
-            for (uint32_t i = 0; i < a->n_mats; i++)
-                if (s.lpr[i] != 0)
-                    blocks[i] = (a->m[i].rows + 2 * THREADS / s.lpr[i] - 1) / (2 * THREADS / s.lpr[i]);
-            t.blocks0 = blocks[0];
-            return launch(l, one_row_kernel<T>, dim3(blocks[0] + blocks[1]), dim3(2 * THREADS),
-                          staged_bytes(T, a->m[0].w != NULL ? a->m[0].k : a->m[1].k), 0, *a, t, l->stamp);
-        }
+        if (a->n == 1 && a->n_mats > 0 && staged_bytes(T, k_of(a)) <= STAGED_MAX)
+            return one_row<T>(l, a, s);
+    if (a->pre.x != NULL)
+        return cudaErrorInvalidValue;
     return a->n == 1   ? launch(l, linear_kernel<1, T>, grid, dim3(THREADS), 0, 0, *a, s, l->stamp)
            : a->n <= 4 ? launch(l, linear_kernel<4, T>, grid, dim3(THREADS), 0, 0, *a, s, l->stamp)
                        : launch(l, linear_kernel<8, T>, grid, dim3(THREADS), 0, 0, *a, s, l->stamp);
+}
+
+extern "C" bool kcu_norm_linear_takes(const struct kcu_linear *a)
+{
+    uint32_t type = KRN_TYPE_MAX;
+    for (uint32_t i = 0; i < a->n_mats; i++) {
+        if (a->m[i].w == NULL || a->m[i].rows == 0)
+            continue;
+        if ((type != KRN_TYPE_MAX && type != a->m[i].type) || a->m[i].k != a->pre.n)
+            return false;
+        type = a->m[i].type;
+    }
+    return a->n == 1 && (type == KRN_Q8_0 || type == KRN_Q4_K || type == KRN_Q5_K || type == KRN_Q6_K) && a->pre.n % 32 == 0 &&
+           a->pre.n <= NORM_MAX && staged_bytes(type, a->pre.n) <= STAGED_MAX && a->pre.q8 != NULL;
 }
 
 extern "C" cudaError_t kcu_linear(const struct kcu_launch *l, const struct kcu_linear *a)
@@ -99,7 +152,7 @@ extern "C" cudaError_t kcu_linear(const struct kcu_launch *l, const struct kcu_l
     for (uint32_t i = 0; i < a->n_mats; i++) {
         if (a->m[i].w == NULL || a->m[i].rows == 0)
             continue;
-        s.lpr[i] = lanes_for(a->m[i].type, a->m[i].k, a->in.q8 != NULL);
+        s.lpr[i] = lanes_for(a->m[i].type, a->m[i].k, a->in.q8 != NULL || a->pre.x != NULL);
         blocks[i] = (a->m[i].rows + THREADS / s.lpr[i] - 1) / (THREADS / s.lpr[i]);
     }
     s.blocks0 = blocks[0];
@@ -107,7 +160,8 @@ extern "C" cudaError_t kcu_linear(const struct kcu_launch *l, const struct kcu_l
         return cudaSuccess;
     const dim3 grid(blocks[0] + blocks[1], a->n == 1 ? 1 : a->n <= 4 ? 1 : (a->n + 7) / 8);
     const uint32_t type = blocks[0] != 0 ? a->m[0].type : a->m[1].type;
-    const bool one_type = a->in.q8 != NULL && (blocks[0] == 0 || a->m[0].type == type) && (blocks[1] == 0 || a->m[1].type == type);
+    const bool one_type =
+        (a->in.q8 != NULL || a->pre.x != NULL) && (blocks[0] == 0 || a->m[0].type == type) && (blocks[1] == 0 || a->m[1].type == type);
     switch (one_type ? type : KRN_TYPE_MAX) {
     case KRN_Q8_0: return by_rows<KRN_Q8_0>(l, a, s, grid);
     case KRN_Q4_K: return by_rows<KRN_Q4_K>(l, a, s, grid);

@@ -1,102 +1,13 @@
-/* The router: one block per expert makes a logit; one warp of the block that finishes last chooses. */
-#include "kernels/cuda/dot.cuh"
+/* The router: one block per expert makes a logit. The choice is made by the block that finishes last, or, for a lone row, left to whoever needs it. */
+#include "kernels/cuda/norm.cuh"
+#include "kernels/cuda/router.cuh"
 
-enum { THREADS = 256, MAX_EXPERTS = 512 };
-
-/* Groups that do not make it leave the race: a group's score is the sum of its two best. At most 32 groups, one thread each. */
-static __device__ void limit_groups(const struct kcu_route &a, float *s, float *score)
-{
-    const uint32_t per = a.n_experts / a.n_groups, g = threadIdx.x;
-    float m1 = -INFINITY, m2 = -INFINITY;
-    if (g < a.n_groups) {
-        for (uint32_t i = 0; i < per; i++) {
-            const float v = s[g * per + i];
-            if (v > m1)
-                m2 = m1, m1 = v;
-            else if (v > m2)
-                m2 = v;
-        }
-        score[g] = per > 1 ? m1 + m2 : m1;
-    }
-    __syncthreads();
-    uint32_t better = 0; /* groups that come before this one; ties go to the lower index */
-    for (uint32_t o = 0; g < a.n_groups && o < a.n_groups; o++)
-        better += score[o] > score[g] || (score[o] == score[g] && o < g);
-    if (g < a.n_groups && better >= a.n_groups_used)
-        for (uint32_t i = 0; i < per; i++)
-            s[g * per + i] = -INFINITY;
-    __syncthreads();
-}
-
-static __device__ float block_reduce(float v, bool max, float *tmp)
-{
-    v = max ? warp_max(v, 32) : warp_sum(v, 32);
-    if (threadIdx.x % 32 == 0)
-        tmp[threadIdx.x / 32] = v;
-    __syncthreads();
-    v = tmp[0];
-    for (int i = 1; i < THREADS / 32; i++)
-        v = max ? fmaxf(v, tmp[i]) : v + tmp[i];
-    __syncthreads();
-    return v;
-}
-
-/* The block of the row's last expert. An expert's place is the number of experts that come before it: no rounds of maxima. */
-static __device__ void choose(const struct kcu_route &a, uint32_t row, float *s, float *p, float *tmp)
-{
-    __shared__ float weight[32];
-    const uint32_t n = a.n_experts;
-    float *out = a.p + row * a.p_pitch, m = -INFINITY, z = 0;
-    for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-        p[i] = __ldcg(out + i); /* written by other blocks */
-        m = fmaxf(m, p[i]);
-    }
-    if (!a.sigmoid) {
-        m = block_reduce(m, true, tmp);
-        for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-            p[i] = expf(p[i] - m);
-            z += p[i];
-        }
-        z = block_reduce(z, false, tmp);
-    }
-    for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-        p[i] = a.sigmoid ? 1.0f / (1.0f + expf(-p[i])) : p[i] / z;
-        out[i] = p[i];
-        s[i] = p[i] + (a.bias != nullptr ? a.bias[i] : 0.0f);
-    }
-    __syncthreads();
-    if (a.n_groups > 1 && a.n_groups_used < a.n_groups)
-        limit_groups(a, s, weight);
-    for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-        const float v = s[i];
-        uint32_t place = 0, o = 0;
-        for (; o + 4 <= n; o += 4) { /* four at a time: the scores lie in shared memory */
-            const float4 w = *(const float4 *)(s + o);
-            place += w.x > v || (w.x == v && o < i);
-            place += w.y > v || (w.y == v && o + 1 < i);
-            place += w.z > v || (w.z == v && o + 2 < i);
-            place += w.w > v || (w.w == v && o + 3 < i);
-        }
-        for (; o < n; o++)
-            place += s[o] > v || (s[o] == v && o < i);
-        if (place < a.n_used) {
-            a.ids[row * a.pitch + place] = (int32_t)i;
-            weight[place] = p[i];
-        }
-    }
-    __syncthreads();
-    float sum = 0;
-    for (uint32_t k = 0; k < a.n_used; k++)
-        sum += weight[k];
-    const float f = a.norm ? a.scale / (sum > 1e-20f ? sum : 1e-20f) : a.scale;
-    if (threadIdx.x < a.n_used)
-        a.weights[row * a.pitch + threadIdx.x] = weight[threadIdx.x] * f;
-}
+enum { THREADS = 256 };
 
 template <int T> static __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ struct kcu_route a, uint64_t *at)
 {
-    __shared__ float part[THREADS / 32], p[MAX_EXPERTS];
-    __shared__ __align__(16) float s[MAX_EXPERTS];
+    __shared__ float part[THREADS / 32];
+    __shared__ __align__(16) choice_room room;
     __shared__ bool last;
     pdl_release();
     const uint32_t row = blockIdx.y, e = blockIdx.x;
@@ -121,17 +32,137 @@ template <int T> static __global__ void __launch_bounds__(THREADS) route_kernel(
     }
     __syncthreads();
     if (last)
-        choose(a, row, s, p, part);
+        choose(a, row, a.p + row * a.p_pitch, true, room);
+}
+
+/* A lone row. NORM: of the residual stream, normed here; one block more writes the norm and its int8 form. A thread has U units of eight values, as in
+ * dot_f32. */
+template <int U, bool NORM>
+static __global__ void __launch_bounds__(THREADS) logits_kernel(const __grid_constant__ struct kcu_route a, uint64_t *at)
+{
+    __shared__ float part[THREADS / 32], unit[U * THREADS / 4];
+    typedef norm_row<1, THREADS> norm;
+    pdl_release();
+    const uint32_t e = blockIdx.x, units = a.gate.k / 8;
+    const bool writer = NORM && e == a.n_experts;
+    plain_f32::raw g[U], w[U];
+    float4 v[U][2];
+#pragma unroll
+    for (int i = 0; i < U; i++) {
+        const uint32_t u = threadIdx.x + i * THREADS;
+        if (u >= units)
+            continue;
+        if (!writer)
+            plain_f32::fetch(a.gate.w + (size_t)e * a.gate.pitch, 0, u, g[i]);
+        if (NORM)
+            plain_f32::fetch((const uint8_t *)a.pre.w, 0, u, w[i]);
+    }
+    pdl_wait();
+    stamp(at);
+    if (e == 0)
+        unchoose(a);
+#pragma unroll
+    for (int i = 0; i < U; i++) {
+        const uint32_t u = threadIdx.x + i * THREADS;
+        for (int j = 0; j < 2; j++)
+            v[i][j] = u < units ? *((const float4 *)(NORM ? a.pre.x : a.x) + 2 * u + j) : make_float4(0, 0, 0, 0);
+    }
+    float t = 1;
+    if (NORM) {
+#pragma unroll
+        for (int i = 0; i < U; i++) {
+            float sq[2];
+            for (int j = 0; j < 2; j++)
+                sq[j] = square_of(v[i][j]);
+            float s = sq[0] + sq[1];
+            s += __shfl_xor_sync(0xffffffffu, s, 1);
+            s += __shfl_xor_sync(0xffffffffu, s, 2);
+            if (threadIdx.x % 4 == 0)
+                unit[(threadIdx.x + i * THREADS) / 4] = s;
+        }
+        __syncthreads();
+        t = norm::norm_factor(unit, a.pre.n, a.pre.eps);
+    }
+    if (writer) {
+        for (uint32_t quad = threadIdx.x; quad < (a.pre.n / 4 + 31) / 32 * 32; quad += THREADS) {
+            const bool on = quad < a.pre.n / 4;
+            const float4 x = on ? *((const float4 *)a.pre.x + quad) : make_float4(0, 0, 0, 0),
+                         y = on ? __ldg((const float4 *)a.pre.w + quad) : make_float4(0, 0, 0, 0);
+            const float h[4] = {x.x * t * y.x, x.y * t * y.y, x.z * t * y.z, x.w * t * y.w};
+            if (on)
+                *((float4 *)a.pre.h + quad) = make_float4(h[0], h[1], h[2], h[3]);
+            q8_block8(h, a.pre.q8, a.pre.n, quad * 4, on);
+        }
+        return;
+    }
+    float acc = 0;
+#pragma unroll
+    for (int i = 0; i < U; i++) {
+        if (threadIdx.x + i * THREADS >= units)
+            continue;
+        float wg[8], wn[8] = {};
+        plain_f32::values(g[i], 0, wg);
+        if (NORM)
+            plain_f32::values(w[i], 0, wn);
+        const float x[8] = {v[i][0].x, v[i][0].y, v[i][0].z, v[i][0].w, v[i][1].x, v[i][1].y, v[i][1].z, v[i][1].w};
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            acc = fmaf(wg[j], NORM ? x[j] * t * wn[j] : x[j], acc);
+    }
+    acc = warp_sum(acc, 32);
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = acc;
+    __syncthreads();
+    if (threadIdx.x != 0)
+        return;
+    float sum = part[0];
+    for (int i = 1; i < THREADS / 32; i++)
+        sum += part[i];
+    a.logits[e] = sum;
+}
+
+static __global__ void __launch_bounds__(THREADS) choose_kernel(const __grid_constant__ struct kcu_route a)
+{
+    __shared__ __align__(16) choice_room room;
+    pdl_wait();
+    pdl_release(); /* now: down projections, later in the queue, look for the choice before they wait, and find an old one otherwise */
+    choose(a, 0, a.logits, true, room);
+}
+
+static bool in_range(const struct kcu_route *a)
+{
+    return a->n_experts <= MAX_EXPERTS && a->n_used <= MAX_USED && a->n_used <= a->n_experts && a->n_groups <= 32;
 }
 
 extern "C" cudaError_t kcu_route(const struct kcu_launch *l, const struct kcu_route *a)
 {
     if (a->n == 0)
         return cudaSuccess;
-    if (a->n_experts > MAX_EXPERTS || a->n_used > 32 || a->n_used > a->n_experts || a->n_groups > 32)
+    if (!in_range(a))
         return cudaErrorInvalidValue;
     const dim3 grid(a->n_experts, a->n);
     if (a->gate.type != KRN_F32)
         return launch(l, route_kernel<ANY_TYPE>, grid, dim3(THREADS), 0, 0, *a, l->stamp);
     return launch(l, route_kernel<KRN_F32>, grid, dim3(THREADS), 0, 0, *a, l->stamp);
+}
+
+extern "C" bool kcu_logits_takes(const struct kcu_route *a)
+{
+    return a->n == 1 && in_range(a) && a->gate.type == KRN_F32 && a->gate.k % 32 == 0 && a->gate.k <= 3 * 8 * THREADS &&
+           a->logits != NULL &&
+           (a->pre.x == NULL || (a->gate.k == a->pre.n && a->pre.q8 != NULL && a->pre.n <= 8 * THREADS)); /* longer: a launch of its own */
+}
+
+extern "C" cudaError_t kcu_logits(const struct kcu_launch *l, const struct kcu_route *a)
+{
+    if (a->pre.x != NULL)
+        return launch(l, logits_kernel<1, true>, dim3(a->n_experts + 1), dim3(THREADS), 0, 0, *a, l->stamp);
+    if (a->gate.k <= 8 * THREADS)
+        return launch(l, logits_kernel<1, false>, dim3(a->n_experts), dim3(THREADS), 0, 0, *a, l->stamp);
+    return launch(l, logits_kernel<3, false>, dim3(a->n_experts), dim3(THREADS), 0, 0, *a, l->stamp);
+}
+
+extern "C" cudaError_t kcu_choose(const struct kcu_launch *l, const struct kcu_route *a)
+{
+    return launch(l, choose_kernel, dim3(1), dim3(THREADS), 0, 0, *a);
 }

@@ -1,0 +1,38 @@
+/* What the ways to attend share: how a row's keys are cut, which they are, rotation. */
+#ifndef RANKSCOPE_KERNELS_CUDA_ATTN_CUH
+#define RANKSCOPE_KERNELS_CUDA_ATTN_CUH
+
+#include "kernels/cuda/dot.cuh"
+
+enum { TILE = 32 /* keys that are weighed together */, MAX_SPLITS = 64 };
+
+static __device__ __forceinline__ void rotate(float *x, float *y, float co, float si)
+{
+    const float u = *x, v = *y;
+    *x = __fsub_rn(__fmul_rn(u, co), __fmul_rn(v, si));
+    *y = __fadd_rn(__fmul_rn(u, si), __fmul_rn(v, co));
+}
+
+static __host__ __device__ inline uint32_t split_length(uint32_t keys)
+{
+    uint32_t n = TILE;
+    while (keys > n * MAX_SPLITS)
+        n *= 2;
+    return n;
+}
+
+static __device__ __forceinline__ uint32_t keys_of(const struct kcu_mla &a, uint32_t row, const int32_t **sel)
+{
+    const uint32_t keys = (uint32_t)a.b.pos[row] + 1;
+    *sel = nullptr;
+    if (a.sel == nullptr || keys <= a.top_k || a.sel[row * a.sel_pitch] <= 0)
+        return keys;
+    *sel = a.sel + row * a.sel_pitch + 1;
+    return (uint32_t)a.sel[row * a.sel_pitch];
+}
+
+/* mla.cu: everything in one launch, for few rows with few keys. The sums run in the order of the three launches: the same bits. */
+bool mla_near_takes(const struct kcu_mla *a);
+cudaError_t mla_near(const struct kcu_launch *l, const struct kcu_mla *a, uint32_t splits);
+
+#endif

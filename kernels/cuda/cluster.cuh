@@ -1,0 +1,96 @@
+/* Data from block to block of a cluster: values are sent into the receiver's shared memory and counted by a barrier there, so that one way is all that
+ * anybody waits for; no fence, no barrier of the whole cluster.
+ *
+ * Who has received everything that is sent to it may leave, unless it has posted copies: those read its memory. Clusters exist from compute capability 9 on; below, code that uses them merely compiles. */
+#ifndef RANKSCOPE_KERNELS_CUDA_CLUSTER_CUH
+#define RANKSCOPE_KERNELS_CUDA_CLUSTER_CUH
+
+#include "kernels/cuda/common.cuh"
+
+static __device__ __forceinline__ uint32_t shared_at(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* One thread: a barrier that opens after so many bytes. Before cluster_arrive(). */
+static __device__ __forceinline__ void inbox_init(uint64_t *barrier, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_at(barrier)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1; }" ::"r"(shared_at(barrier)), "r"(bytes)
+                 : "memory");
+#else
+    (void)barrier, (void)bytes;
+    __trap();
+#endif
+}
+
+/* All threads: this block has begun; and wait until all have, before anything is sent. */
+static __device__ __forceinline__ void cluster_arrive()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+static __device__ __forceinline__ void cluster_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/* Where this block's p lies in another block. */
+static __device__ __forceinline__ uint32_t at_block(const void *p, uint32_t block)
+{
+    uint32_t at = shared_at(p);
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_at(p)), "r"(block));
+#endif
+    return at;
+}
+
+static __device__ __forceinline__ void send(uint32_t to, float v, uint32_t barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(__float_as_uint(v)),
+                 "r"(barrier)
+                 : "memory");
+#else
+    (void)to, (void)v, (void)barrier;
+#endif
+}
+/* Copies of many bytes (a multiple of 16, as both addresses): cheaper than a count for every value. What was written to `from` before the block
+ * synchronised is what goes, if every writing thread has called before_post(). The sender stays until everybody has received. */
+static __device__ __forceinline__ void before_post()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+static __device__ __forceinline__ void post(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "r"(shared_at(from)), "r"(bytes), "r"(barrier)
+                 : "memory");
+#else
+    (void)to, (void)from, (void)bytes, (void)barrier;
+#endif
+}
+
+static __device__ __forceinline__ void receive(uint64_t *barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    uint32_t done = 0;
+    while (done == 0)
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(shared_at(barrier))
+                     : "memory");
+#else
+    (void)barrier;
+#endif
+}
+
+#endif
