@@ -155,6 +155,29 @@ static enum rs_result fill_rope(struct cuda_gpu *g, struct rs_error *err)
     return rc;
 }
 
+/* Room for the f16 form of any input of a product. */
+static enum rs_result alloc_halves(struct cuda_gpu *g, struct rs_error *err)
+{
+    const struct cuda *c = g->c;
+    size_t width[2] = {0}, rows[2] = {0};
+    for (int b = 1; b < BUF_COUNT; b++)
+        for (uint32_t i = 0; i < g->n_local && wants_q8((enum op_buf)b); i++) {
+            const size_t w = cuda_buf_width(c, (enum op_buf)b, g->rank0 + i), n = cuda_buf_rows(c, (enum op_buf)b);
+            const int k = b == BUF_MACT;
+            width[k] = w > width[k] ? w : width[k];
+            rows[k] = n > rows[k] ? n : rows[k];
+        }
+    enum rs_result rc = RS_OK;
+    for (int k = 0; k < 2 && rc == RS_OK; k++) {
+        if (width[k] * rows[k] == 0)
+            continue;
+        rc = zeroed(g, &g->half[k], rows[k] * width[k] * sizeof *g->half[k], "activations", err);
+        if (rc == RS_OK)
+            rc = zeroed(g, &g->half_scale[k], rows[k] * sizeof *g->half_scale[k], "activations", err);
+    }
+    return rc;
+}
+
 static enum rs_result alloc_gpu(struct cuda_gpu *g, struct rs_error *err)
 {
     const struct cuda *c = g->c;
@@ -184,6 +207,8 @@ static enum rs_result alloc_gpu(struct cuda_gpu *g, struct rs_error *err)
         rc = zeroed(g, &g->recv, 2 * senders * c->slot_packets * sizeof(uint4), "receive buffers", err);
     if (rc == RS_OK && c->n_gpus > 1)
         rc = cuda_clock_open(g, err);
+    if (rc == RS_OK)
+        rc = alloc_halves(g, err);
     if (rc == RS_OK)
         rc = fill_rope(g, err);
     return rc;
@@ -262,6 +287,10 @@ static void close_gpu(struct cuda_gpu *g)
     (void)cudaFree(g->rope_cos);
     (void)cudaFree(g->scratch);
     (void)cudaFree(g->pairs);
+    for (int k = 0; k < 2; k++) {
+        (void)cudaFree(g->half[k]);
+        (void)cudaFree(g->half_scale[k]);
+    }
     (void)cudaFree(g->recv);
     (void)cudaFree(g->payload);
     cuda_clock_close(g);

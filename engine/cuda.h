@@ -57,6 +57,8 @@ struct cuda_gpu {
     float *rope_cos, *rope_sin;
     void *scratch;                                        /* attention */
     float *pairs;                                         /* experts of many rows: what each adds */
+    uint16_t *half[2];                                    /* activations of products of many rows as f16: of rows, and of (row, expert) pairs */
+    float *half_scale[2];
     uint4 *recv;                                          /* packets of all-reduces */
     uint16_t *payload;                                    /* bf16 copy for NCCL */
     uint64_t *stamp, *ready, *done;                       /* pinned; [op][rank] and [op] */
@@ -147,6 +149,8 @@ static inline size_t cuda_meta_tables(const struct cuda *c)
  * four words of the header and the lists behind the block tables, from `at` on, at most CUDA_LIST_WORDS a row; returns the end. */
 enum { CUDA_PROMPT = 1, CUDA_GENERATED = 2, CUDA_META_LISTS = 4 /* where the header lies in the step's variable part */, CUDA_LIST_WORDS = 2 };
 uint32_t cuda_lists_sorts(const struct batch *b);
+/* Logits that a step computes. A graph of generated rows serves any number of them, so it computes those of padded rows too. */
+uint32_t cuda_lists_logits(const struct cuda *c, const struct backend_step *s);
 uint32_t cuda_lists_tile_rows(const struct cuda *c);
 uint32_t cuda_lists_fill(const struct cuda *c, const struct batch *b, uint32_t rows, int32_t *header, int32_t *tables, uint32_t at);
 

@@ -41,6 +41,8 @@ static enum rs_result fill_meta(struct cuda *c, const struct backend_step *s, ui
     memcpy(m + cuda_meta_token(), b->token, b->n_rows * sizeof *m);
     memcpy(m + cuda_meta_pos(c), b->pos, b->n_rows * sizeof *m);
     memcpy(m + cuda_meta_logit(c), b->logit_row, b->n_logits * sizeof *m);
+    for (uint32_t i = b->n_logits; i < cuda_lists_logits(c, s); i++)
+        m[cuda_meta_logit(c) + i] = 0;
     int32_t *from = m + cuda_meta_from(c);
     for (uint32_t i = 0; i < rows; i++)
         from[i] = b->from != NULL && i < b->n_rows ? b->from[i] : 0;
@@ -90,10 +92,10 @@ uint32_t cuda_exec_graphs(const struct cuda *c, struct backend_graph *out, uint3
 
 static struct cuda_graph *find_graph(struct cuda_gpu *g, const struct backend_step *s, uint32_t keys)
 {
-    const uint32_t sorts = cuda_lists_sorts(s->batch);
+    const uint32_t sorts = cuda_lists_sorts(s->batch), n_logits = cuda_lists_logits(g->c, s);
     for (uint32_t i = 0; i < g->n_graphs; i++) {
         struct cuda_graph *x = &g->graph[i];
-        if (x->prog == s->prog && x->generation == s->generation && x->bucket == s->batch->bucket && x->n_logits == s->batch->n_logits &&
+        if (x->prog == s->prog && x->generation == s->generation && x->bucket == s->batch->bucket && x->n_logits == n_logits &&
             x->keys == keys && x->chained == s->batch->chained && x->sorts == sorts && x->fast == s->fast)
             return x;
     }
@@ -135,7 +137,7 @@ static enum rs_result capture(struct cuda_gpu *g, const struct backend_step *s, 
         drop_graph(g, 0);
     struct cuda_graph *x = &g->graph[g->n_graphs];
     *x = (struct cuda_graph){
-        .prog = s->prog, .generation = s->generation, .bucket = s->batch->bucket, .n_logits = s->batch->n_logits, .keys = keys,
+        .prog = s->prog, .generation = s->generation, .bucket = s->batch->bucket, .n_logits = cuda_lists_logits(g->c, s), .keys = keys,
         .chained = s->batch->chained, .sorts = cuda_lists_sorts(s->batch), .fast = s->fast};
     cudaError_t e = cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal);
     if (e != cudaSuccess)

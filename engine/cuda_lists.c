@@ -9,6 +9,14 @@ uint32_t cuda_lists_sorts(const struct batch *b)
     return sorts;
 }
 
+uint32_t cuda_lists_logits(const struct cuda *c, const struct backend_step *s)
+{
+    const struct batch *b = s->batch;
+    if (!s->graph || b->n_logits != b->n_rows || cuda_lists_sorts(b) != CUDA_GENERATED)
+        return b->n_logits;
+    return b->bucket < c->lim.max_logits ? b->bucket : c->lim.max_logits;
+}
+
 uint32_t cuda_lists_tile_rows(const struct cuda *c)
 {
     uint32_t heads = 1;

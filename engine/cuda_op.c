@@ -60,6 +60,23 @@ enum rs_result cuda_op_input(struct cuda_walk *w, struct cuda_rank *r, const str
 void cuda_op_set_q8(struct cuda_walk *w, const struct cuda_rank *r, uint8_t buf, bool ok)
 {
     *ok_of(w, r) = (*ok_of(w, r) & ~(1ull << buf)) | (uint64_t)ok << buf;
+    if (w->half_of[cuda_op_half_place(buf)] == cuda_op_half_owner(w, r, buf))
+        w->half_of[cuda_op_half_place(buf)] = 0;
+}
+
+enum rs_result cuda_op_halves(struct cuda_walk *w, struct cuda_rank *r, const struct op_ref *ref, uint32_t k, uint32_t n, struct kcu_rows_in *in)
+{
+    const int place = cuda_op_half_place(ref->buf);
+    *in = (struct kcu_rows_in){.x = cuda_op_at(w, r, ref),
+                               .pitch = cuda_op_pitch_of(w, r, ref->buf),
+                               .h = w->g->half[place],
+                               .h_pitch = k,
+                               .h_scale = w->g->half_scale[place]};
+    if (w->half_of[place] != cuda_op_half_owner(w, r, ref->buf)) {
+        CUDA_OP_RUN(kcu_halve(&w->l, in->x, in->pitch, k, n, w->g->half[place], k, w->g->half_scale[place]));
+        w->half_of[place] = cuda_op_half_owner(w, r, ref->buf);
+    }
+    return RS_OK;
 }
 
 struct kcu_batch cuda_op_batch_of(const struct cuda_walk *w)
@@ -103,9 +120,9 @@ bool cuda_op_next_is(const struct cuda_walk *w, uint32_t n, enum op_kind kind)
     return o != NULL && o->kind == kind;
 }
 
-bool cuda_op_many(const struct cuda_walk *w, uint32_t n, const uint8_t *q8, const struct kcu_mat *a, const struct kcu_mat *b)
+bool cuda_op_many(const struct cuda_walk *w, uint32_t n, const struct op_ref *in, bool int8, const struct kcu_mat *a, const struct kcu_mat *b)
 {
-    return (n >= CUDA_MANY_ROWS || !w->s->fast) && q8 != NULL && (a->w == NULL || kcu_gemm_takes(a)) &&
+    return (n >= CUDA_MANY_ROWS || !w->s->fast) && int8 && in->col == 0 && (a->w == NULL || kcu_gemm_takes(a)) &&
            (b == NULL || b->w == NULL || kcu_gemm_takes(b));
 }
 
@@ -164,11 +181,11 @@ static enum rs_result run_gather(struct cuda_walk *w, struct cuda_rank *r)
 {
     const struct cuda *c = w->c;
     const struct shard_range v = c->shard->vocab[r->rank];
-    if (v.to == v.from || w->s->batch->n_logits == 0)
+    if (v.to == v.from || w->n_logits == 0)
         return RS_OK;
     const size_t n = (v.to - v.from) * sizeof(float);
     cudaError_t e = cudaMemcpy2DAsync(c->full + v.from, c->hp->vocab * sizeof(float), cuda_op_at(w, r, &w->op->in[0]),
-                                      cuda_op_pitch_of(w, r, BUF_LOGITS) * sizeof(float), n, w->s->batch->n_logits, cudaMemcpyDeviceToHost,
+                                      cuda_op_pitch_of(w, r, BUF_LOGITS) * sizeof(float), n, w->n_logits, cudaMemcpyDeviceToHost,
                                       w->l.stream);
     w->l.pdl = false;
     return e == cudaSuccess ? RS_OK : error_set(w->err, RS_EENGINE, "GPU %d, op %s: %s", w->g->device, w->op->site, cudaGetErrorString(e));
@@ -233,7 +250,7 @@ static enum rs_result run_one(struct cuda_walk *w, struct cuda_rank *r)
     case OP_MOE_DOWN: return cuda_op_moe_down(w, r);
     case OP_PICK_ROWS:
         CUDA_OP_RUN(kcu_pick(&w->l, cuda_op_at(w, r, &op->in[0]), cuda_op_pitch_of(w, r, op->in[0].buf), meta + cuda_meta_logit(w->c),
-                             w->s->batch->n_logits, cuda_op_width_of(w, r, out), cuda_op_at(w, r, out), cuda_op_pitch_of(w, r, out->buf)));
+                             w->n_logits, cuda_op_width_of(w, r, out), cuda_op_at(w, r, out), cuda_op_pitch_of(w, r, out->buf)));
         return RS_OK;
     case OP_GATHER: return run_gather(w, r);
     case OP_HIDDEN: return run_hidden(w, r);
@@ -314,6 +331,7 @@ enum rs_result cuda_launch_step(struct cuda_gpu *g, const struct backend_step *s
                           .p = s->prog == g->c->prog[1],
                           .rows = rows,
                           .keys = keys,
+                            .n_logits = cuda_lists_logits(g->c, s),
                           .l = {.stream = g->stream},
                           .err = err};
     if (s->prog->n_ops > sizeof w.done / sizeof w.done[0])

@@ -12,7 +12,7 @@ struct cuda_walk {
     const struct backend_step *s;
     const struct program *prog;
     int p; /* which program */
-    uint32_t rows, keys;
+    uint32_t rows, keys, n_logits;
     struct kcu_launch l;
     uint32_t slot;         /* of the stamp in l */
     uint32_t ordinal;      /* of the next reduce */
@@ -22,6 +22,7 @@ struct cuda_walk {
     struct kcu_route route;
     bool done[2048];               /* ops that were computed with an earlier one */
     uint64_t q8_ok[KCU_MAX_LOCAL]; /* bit per buffer: its int8 form is current */
+    uint32_t half_of[2];           /* whose f16 form lies in the GPU's `half`: see cuda_op_half_owner(); 0 nobody's */
     uint32_t next_copy;
     size_t bounce_at;
     const struct op *op;
@@ -41,7 +42,7 @@ enum rs_result cuda_op_after(struct cuda_walk *w, cudaError_t e, uint32_t kernel
 
 static inline uint32_t cuda_op_rows_of(const struct cuda_walk *w, uint8_t buf)
 {
-    return buf == BUF_Y || buf == BUF_LOGITS || buf == BUF_FULL ? w->s->batch->n_logits : w->rows;
+    return buf == BUF_Y || buf == BUF_LOGITS || buf == BUF_FULL ? w->n_logits : w->rows;
 }
 
 static inline size_t cuda_op_pitch_of(const struct cuda_walk *w, const struct cuda_rank *r, uint8_t buf)
@@ -82,7 +83,20 @@ void cuda_op_arm(struct cuda_walk *w, const struct cuda_rank *r);
 enum rs_result cuda_op_input(struct cuda_walk *w, struct cuda_rank *r, const struct op_ref *ref, uint32_t k, bool int8, uint32_t n,
                              struct kcu_rows_in *in);
 
-/* Is the int8 form of a buffer that of its present content? */
+/* The same as f16, for products of many rows. */
+enum rs_result cuda_op_halves(struct cuda_walk *w, struct cuda_rank *r, const struct op_ref *ref, uint32_t k, uint32_t n, struct kcu_rows_in *in);
+
+/* Where the f16 form of a buffer lies, and the mark of its owner. */
+static inline int cuda_op_half_place(uint8_t buf)
+{
+    return buf == BUF_MACT;
+}
+static inline uint32_t cuda_op_half_owner(const struct cuda_walk *w, const struct cuda_rank *r, uint8_t buf)
+{
+    return 1 + ((uint32_t)(r - w->g->local) << 8 | buf);
+}
+
+/* A buffer has new content: is its int8 form that of it? Its f16 form is not. */
 void cuda_op_set_q8(struct cuda_walk *w, const struct cuda_rank *r, uint8_t buf, bool ok);
 
 struct kcu_batch cuda_op_batch_of(const struct cuda_walk *w);
@@ -107,9 +121,9 @@ struct cuda_residual cuda_op_residual(struct cuda_walk *w, const struct cuda_ran
 struct kcu_norm cuda_op_norm(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *norm);
 void cuda_op_normed(struct cuda_walk *w, const struct cuda_rank *r);
 
-/* Enough rows and an int8 form that the tensor cores' kernel takes? Where the number of rows must not matter, any number is enough: sums of that kernel
- * run in another order than those for few rows. */
-bool cuda_op_many(const struct cuda_walk *w, uint32_t n, const uint8_t *q8, const struct kcu_mat *a, const struct kcu_mat *b);
+/* Is the product of n rows one for tensor cores? int8: the operator wants quantised matrices to be multiplied with less than f32. Where the number of rows
+ * must not matter, any number is enough: sums of that kernel run in another order than those for few rows. */
+bool cuda_op_many(const struct cuda_walk *w, uint32_t n, const struct op_ref *in, bool int8, const struct kcu_mat *a, const struct kcu_mat *b);
 
 /* cuda_op_join.c. From the op at hand on: all-reduce, add and norm as far as they follow each other. */
 enum rs_result cuda_op_join(struct cuda_walk *w);

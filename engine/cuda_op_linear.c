@@ -19,10 +19,11 @@ enum rs_result cuda_op_linear(struct cuda_walk *w, struct cuda_rank *r)
         return RS_OK;
     }
     a.m[0] = *m;
-    enum rs_result rc = cuda_op_input(w, r, &op->in[0], m->k, w->ch->matmul == MATMUL_INT8 && cuda_op_quantised(m), a.n, &a.in);
+    const bool int8 = w->ch->matmul == MATMUL_INT8 && cuda_op_quantised(m), many = cuda_op_many(w, a.n, &op->in[0], int8, m, NULL);
+    enum rs_result rc = many ? cuda_op_halves(w, r, &op->in[0], m->k, a.n, &a.in) : cuda_op_input(w, r, &op->in[0], m->k, int8, a.n, &a.in);
     if (rc != RS_OK)
         return rc;
-    if (cuda_op_many(w, a.n, a.in.q8, m, NULL)) {
+    if (many) {
         CUDA_OP_RUN(kcu_gemm(&w->l, &a));
         return RS_OK;
     }
@@ -75,11 +76,12 @@ enum rs_result cuda_op_slots(struct cuda_walk *w, struct cuda_rank *r)
         cuda_op_normed(w, r);
         return RS_OK;
     }
-    rc = cuda_op_input(w, r, &op->in[0], k, w->ch->matmul == MATMUL_INT8 && (cuda_op_quantised(&a.m[0]) || cuda_op_quantised(&a.m[1])), a.n,
-                       &a.in);
+    const bool int8 = w->ch->matmul == MATMUL_INT8 && (cuda_op_quantised(&a.m[0]) || cuda_op_quantised(&a.m[1])),
+               many = cuda_op_many(w, a.n, &op->in[0], int8, &a.m[0], &a.m[1]);
+    rc = many ? cuda_op_halves(w, r, &op->in[0], k, a.n, &a.in) : cuda_op_input(w, r, &op->in[0], k, int8, a.n, &a.in);
     if (rc != RS_OK)
         return rc;
-    if (cuda_op_many(w, a.n, a.in.q8, &a.m[0], &a.m[1]))
+    if (many)
         return cuda_op_after(w, kcu_gemm(&w->l, &a), 2);
     if (!is_apart(w->ch)) {
         CUDA_OP_RUN(kcu_linear(&w->l, &a));

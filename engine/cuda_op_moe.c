@@ -1,6 +1,14 @@
 /* Launching gated projections, experts and the router. */
 #include "engine/cuda_op.h"
 
+/* Is the gated projection one for tensor cores, with an activation that they can take from there? */
+static bool gated_many(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *op)
+{
+    const struct kcu_mat *gate = cuda_op_mat(w, r, op, 0), *up = cuda_op_mat(w, r, op, 1);
+    const bool int8 = w->s->choices[op->index].matmul == MATMUL_INT8 && (cuda_op_quantised(gate) || cuda_op_quantised(up));
+    return gate->w != NULL && gate->rows % 16 == 0 && cuda_op_many(w, w->rows, &op->in[0], int8, gate, up);
+}
+
 /* The gated projection of op i with its activation op i + 1. */
 static enum rs_result fill_gated(struct cuda_walk *w, struct cuda_rank *r, const struct op *op, const struct choice *ch,
                                  struct kcu_gated *a)
@@ -30,15 +38,20 @@ static enum rs_result fill_gated(struct cuda_walk *w, struct cuda_rank *r, const
         a->q8 = r->q8[to];
         a->q8_pitch = krn_q8_row_bytes(gate->rows);
     }
-    cuda_op_set_q8(w, r, to, a->q8 != NULL);
+    const bool many = gated_many(w, r, op);
+    cuda_op_set_q8(w, r, to, a->q8 != NULL && !many);
+    if (many)
+        return cuda_op_halves(w, r, &op->in[0], gate->k, w->rows, &a->in);
     return cuda_op_input(w, r, &op->in[0], gate->k, ch->matmul == MATMUL_INT8 && (cuda_op_quantised(gate) || cuda_op_quantised(up)),
                          w->rows, &a->in);
 }
 
 /* Gate and up as two products of many rows, then the activation. */
-static enum rs_result gated_many(struct cuda_walk *w, struct cuda_rank *r, const struct kcu_gated *a)
+static enum rs_result run_many(struct cuda_walk *w, struct cuda_rank *r, const struct op *op, const struct kcu_gated *a)
 {
     const uint32_t pairs = a->n * a->n_used;
+    const uint8_t to = w->prog->ops[op->index + 1].out[0].buf;
+    const int place = cuda_op_half_place(to);
     struct kcu_linear l = {.n_mats = 2,
                            .m = {a->gate, a->up},
                            .col = {a->swapped ? a->gate.rows : 0, a->swapped ? 0 : a->gate.rows},
@@ -52,13 +65,15 @@ static enum rs_result gated_many(struct cuda_walk *w, struct cuda_rank *r, const
     } else {
         CUDA_OP_RUN(kcu_group(&w->l, a->ids, a->ids_pitch, a->n, a->n_used, a->expert0, a->gate.n_mats, r->plan));
         for (int i = 0; i < 2; i++)
-            CUDA_OP_RUN(
-                kcu_gemm_grouped(&w->l, &l.m[i], a->in.q8, a->in.q8_pitch, false, a->n, a->n_used, r->plan, a->gu + l.col[i], a->gu_pitch));
+            CUDA_OP_RUN(kcu_gemm_grouped(&w->l, &l.m[i], &a->in, false, a->n, a->n_used, r->plan, a->gu + l.col[i], a->gu_pitch));
         rc = RS_OK;
     }
-    if (rc == RS_OK)
-        CUDA_OP_RUN(kcu_act(&w->l, a->gu, a->gu_pitch, a->gate.rows, pairs, a->act, a->act_pitch, a->q8, a->q8_pitch));
-    return rc;
+    if (rc != RS_OK)
+        return rc;
+    CUDA_OP_RUN(kcu_act(&w->l, a->gu, a->gu_pitch, a->gate.rows, pairs, a->act, a->act_pitch, w->g->half[place], a->gate.rows,
+                        w->g->half_scale[place]));
+    w->half_of[place] = cuda_op_half_owner(w, r, to);
+    return RS_OK;
 }
 
 /* Dense FFN, or the shared expert when it was not taken along with the experts. */
@@ -69,8 +84,8 @@ enum rs_result cuda_op_gate_up(struct cuda_walk *w, struct cuda_rank *r)
     w->done[w->op->index + 1] = true;
     if (rc != RS_OK || a.gate.w == NULL)
         return rc;
-    if (a.q8 != NULL && cuda_op_many(w, a.n, a.in.q8, &a.gate, &a.up))
-        return gated_many(w, r, &a);
+    if (gated_many(w, r, w->op))
+        return run_many(w, r, w->op, &a);
     CUDA_OP_RUN(kcu_gated(&w->l, NULL, &a, NULL));
     return RS_OK;
 }
@@ -81,9 +96,9 @@ enum rs_result cuda_op_moe_gate_up(struct cuda_walk *w, struct cuda_rank *r)
     const bool shared = w->c->cfg.fuse && cuda_op_next_is(w, 3, OP_GATE_UP) && cuda_op_ahead(w, 3)->layer == w->op->layer &&
                         w->rows < CUDA_MANY_ROWS && w->s->fast;
     enum rs_result rc = fill_gated(w, r, w->op, w->ch, &a);
-    if (rc == RS_OK && a.gate.w != NULL && a.q8 != NULL && cuda_op_many(w, a.n, a.in.q8, &a.gate, &a.up)) {
+    if (rc == RS_OK && gated_many(w, r, w->op)) {
         w->done[w->op->index + 1] = true;
-        return gated_many(w, r, &a);
+        return run_many(w, r, w->op, &a);
     }
     if (rc == RS_OK && shared)
         rc = fill_gated(w, r, cuda_op_ahead(w, 3), &w->s->choices[w->op->index + 3], &b);
@@ -94,14 +109,6 @@ enum rs_result cuda_op_moe_gate_up(struct cuda_walk *w, struct cuda_rank *r)
     if (shared)
         w->done[w->op->index + 3] = w->done[w->op->index + 4] = true;
     return RS_OK;
-}
-
-/* Has this layer's gate and up left a plan, that is, were they products of many rows too? */
-static bool grouped(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *down)
-{
-    const struct op *gu = &w->prog->ops[down->index - 2];
-    const struct kcu_mat *gate = cuda_op_mat(w, r, gu, 0), *up = cuda_op_mat(w, r, gu, 1);
-    return w->s->choices[gu->index].matmul == MATMUL_INT8 && gate->rows % 32 == 0 && kcu_gemm_takes(gate) && kcu_gemm_takes(up);
 }
 
 enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
@@ -123,12 +130,15 @@ enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
                          .y_pitch = cuda_op_pitch_of(w, r, op->out[0].buf),
                          .width = cuda_op_width_of(w, r, &op->out[0])};
     enum rs_result rc = RS_OK;
+    const bool int8 = w->ch->matmul == MATMUL_INT8 && cuda_op_quantised(m),
+               many = m->w != NULL && cuda_op_many(w, w->rows, &op->in[0], int8, m, NULL);
     if (m->w != NULL)
-        rc = cuda_op_input(w, r, &op->in[0], m->k, w->ch->matmul == MATMUL_INT8 && cuda_op_quantised(m), w->rows * n_used, &a.act);
-    if (rc == RS_OK && m->w != NULL && cuda_op_many(w, w->rows, a.act.q8, m, NULL)) {
-        if (w->rows != 0 && !grouped(w, r, op))
+        rc = many ? cuda_op_halves(w, r, &op->in[0], m->k, w->rows * n_used, &a.act)
+                  : cuda_op_input(w, r, &op->in[0], m->k, int8, w->rows * n_used, &a.act);
+    if (rc == RS_OK && many) {
+        if (!gated_many(w, r, &w->prog->ops[op->index - 2])) /* else it has left the plan */
             CUDA_OP_RUN(kcu_group(&w->l, a.ids, a.ids_pitch, a.n, n_used, a.expert0, m->n_mats, r->plan));
-        CUDA_OP_RUN(kcu_gemm_grouped(&w->l, m, a.act.q8, a.act.q8_pitch, true, a.n, n_used, r->plan, w->g->pairs, a.width));
+        CUDA_OP_RUN(kcu_gemm_grouped(&w->l, m, &a.act, true, a.n, n_used, r->plan, w->g->pairs, a.width));
         CUDA_OP_RUN(kcu_combine(&w->l, w->g->pairs, a.width, &a));
         return RS_OK;
     }
@@ -195,6 +205,8 @@ enum rs_result cuda_op_router(struct cuda_walk *w, struct cuda_rank *r)
 {
     w->route = route_of(w, r, w->op, w->norm);
     w->choosing = leaves_choice(w, w->op, &w->route);
+    if (w->norm == NULL && (w->rows >= CUDA_MANY_ROWS || !w->s->fast) && kcu_route_many_takes(&w->route))
+        return cuda_op_after(w, kcu_route_many(&w->l, &w->route), 2);
     if (w->choosing)
         CUDA_OP_RUN(kcu_logits(&w->l, &w->route));
     else

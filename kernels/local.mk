@@ -49,6 +49,7 @@ CUDA_SOURCES = \
 	kernels/cuda/down.cu \
 	kernels/cuda/flash.cu \
 	kernels/cuda/gemm.cu \
+	kernels/cuda/halve.cu \
 	kernels/cuda/heads.cu \
 	kernels/cuda/index.cu \
 	kernels/cuda/join.cu \
@@ -57,6 +58,7 @@ CUDA_SOURCES = \
 	kernels/cuda/mla_batch.cu \
 	kernels/cuda/moe.cu \
 	kernels/cuda/moe_gemm.cu \
+	kernels/cuda/route_many.cu \
 	kernels/cuda/router.cu \
 	kernels/cuda/rows.cu
 EXTRA_DIST += $(CUDA_SOURCES) \

@@ -1,4 +1,4 @@
-/* Speed of the CUDA backend on models without files: cuda_bench NAME LAYERS RANKS GPUS ONLY_RANK [unfused] [nopdl] [f32] [nccl] [bf16] [ops] [prefill] [batch=N] */
+/* Speed of the CUDA backend on models without files: cuda_bench NAME LAYERS RANKS GPUS ONLY_RANK [unfused] [nopdl] [f32] [nccl] [bf16] [ops] [prefill] [batch=N] [pos=N] [invariant] */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,9 +22,9 @@ static int by_size(const void *a, const void *b)
 /* Median and spread of n steps of `seqs` sequences, from position pos on. */
 static enum rs_result decode(struct rig *r, uint32_t seqs, uint32_t pos, bool graph, uint32_t n, double out[3], struct rs_error *err)
 {
-    int32_t ids[64];
+    int32_t ids[RIG_SEQS];
     double ms[200];
-    for (uint32_t i = 0; i < 64; i++)
+    for (uint32_t i = 0; i < RIG_SEQS; i++)
         ids[i] = (int32_t)(i * 37 + 11);
     for (uint32_t i = 0; i < n + 5; i++) {
         double t0 = now_ms();
@@ -92,7 +92,7 @@ int main(int argc, char **argv)
                            .max_keys = 1024,
                            .cache = KRN_CACHE_F16};
     bool ops = false, prefill = false;
-    uint32_t batch = 1;
+    uint32_t batch = 1, pos = 100;
     for (int i = 6; i < argc; i++) {
         c.unfused |= strcmp(argv[i], "unfused") == 0;
         c.no_pdl |= strcmp(argv[i], "nopdl") == 0;
@@ -103,9 +103,13 @@ int main(int argc, char **argv)
         prefill |= strcmp(argv[i], "prefill") == 0;
         if (strncmp(argv[i], "batch=", 6) == 0)
             batch = (uint32_t)atoi(argv[i] + 6);
+        if (strncmp(argv[i], "pos=", 4) == 0)
+            pos = (uint32_t)atoi(argv[i] + 4);
+        c.invariant |= strcmp(argv[i], "invariant") == 0;
     }
-    if (batch < 1 || batch > 64)
+    if (batch < 1 || batch > RIG_SEQS)
         batch = 1;
+    c.seqs = batch;
     if (batch > c.max_rows)
         c.max_rows = batch;
     if (prefill) {
@@ -126,7 +130,7 @@ int main(int argc, char **argv)
     printf("  open %.1f s, weights %.2f GB, cache %.2f GB, buffers %.2f GB on a rank\n", (now_ms() - t0) / 1e3, (double)weights / 1e9,
            (double)cache / 1e9, (double)buffers / 1e9);
     for (int graph = 1; graph >= 0; graph--) {
-        if (decode(&r, batch, 100, graph != 0, 100, ms, &err) != RS_OK) {
+        if (decode(&r, batch, pos, graph != 0, 100, ms, &err) != RS_OK) {
             printf("  failed: %s\n", err.msg);
             break;
         }

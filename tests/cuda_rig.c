@@ -8,7 +8,7 @@
 #include "engine/patch.h"
 #include "engine/synth.h"
 
-enum { BLOCK = 16, SEQS = 64 };
+enum { BLOCK = 16 };
 
 static enum rs_result open_model(struct rig *r, struct rs_error *err)
 {
@@ -51,16 +51,16 @@ enum rs_result rig_open(const struct rig_config *cfg, struct rig *r, struct rs_e
     r->generation = 1;
     const uint32_t keys = cfg->max_keys, rows = cfg->max_rows;
     r->blocks = (keys + BLOCK - 1) / BLOCK;
-    r->table = calloc((size_t)SEQS * r->blocks, sizeof *r->table);
+    r->table = calloc((size_t)RIG_SEQS * r->blocks, sizeof *r->table);
     r->batch = (struct batch){.cap = rows,
-                              .cap_segs = SEQS,
+                              .cap_segs = RIG_SEQS,
                               .cap_logits = rows,
                               .segs = r->seg,
                               .token = calloc(rows, 4),
                               .pos = calloc(rows, 4),
                               .seg = calloc(rows, 4),
                               .logit_row = calloc(rows, 4)};
-    const uint32_t seqs = rows < SEQS ? rows : SEQS;
+    const uint32_t wanted = cfg->seqs != 0 ? cfg->seqs : 64, seqs = rows < wanted ? rows : wanted;
     for (uint32_t s = 0; s < seqs; s++) /* scattered on purpose: neighbours in a sequence are not neighbours in the cache */
         for (uint32_t b = 0; b < r->blocks; b++)
             r->table[s * r->blocks + b] = (int32_t)(1 + (r->blocks - 1 - b) * seqs + s);
@@ -74,9 +74,7 @@ enum rs_result rig_open(const struct rig_config *cfg, struct rig *r, struct rs_e
     if (rc == RS_OK)
         rc = resolve(r, err);
     const struct backend_limits lim = {.max_rows = rows,
-                                       .max_logits = cfg->path != NULL ? rows
-                                                     : 64 < rows       ? 64
-                                                                       : rows,
+                                       .max_logits = cfg->path != NULL || rows < seqs ? rows : seqs,
                                        .max_keys = keys,
                                        .block = BLOCK,
                                        .n_blocks = 1 + seqs * r->blocks,

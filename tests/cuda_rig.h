@@ -7,11 +7,13 @@
 #include "engine/gguf.h"
 #include "engine/weights.h"
 
+enum { RIG_SEQS = 1024 };
+
 struct rig_config {
     const char *path; /* a GGUF file, or NULL: synthetic */
     const char *synthetic;
     uint32_t layers; /* synthetic: 0 all */
-    uint32_t ranks, gpus, max_rows, max_keys;
+    uint32_t ranks, gpus, max_rows, max_keys, seqs; /* seqs: sequences that there is room for; 0: 64 */
     int only_rank; /* -1: all */
     enum krn_cache_type cache;
     bool f32, bf16, unfused, no_pdl, nccl, no_stamps, invariant;
@@ -27,8 +29,8 @@ struct rig {
     struct choice *choices;
     struct backend *backend;
     struct batch batch;
-    struct batch_seg seg[64];
-    int32_t *table; /* [64][blocks] */
+    struct batch_seg seg[RIG_SEQS];
+    int32_t *table; /* [RIG_SEQS][blocks] */
     uint32_t blocks;
     uint64_t generation; /* of the choices */
 };

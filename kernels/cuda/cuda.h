@@ -60,12 +60,16 @@ cudaError_t kcu_rows(const struct kcu_launch *l, const struct kcu_mat *m, const 
 
 /* ---- products ---- */
 
-/* Activations: f32 rows, and the same rows in the int8 form of kernels/quant.h (NULL: not there). Pitches in floats and bytes. */
+/* Activations: f32 rows, and the same rows in the int8 form of kernels/quant.h (NULL: not there) or as f16 with a factor per row (kcu_halve(); NULL: not
+ * there). Pitches in floats, bytes and f16. */
 struct kcu_rows_in {
     const float *x;
     size_t pitch;
     const uint8_t *q8;
     size_t q8_pitch;
+    const uint16_t *h;
+    size_t h_pitch;
+    const float *h_scale;
 };
 
 /* The norm of one row as the beginning of the product that reads it: h = norm(x) * w and its int8 form, n columns, are also written to where the norm
@@ -99,20 +103,23 @@ cudaError_t kcu_linear(const struct kcu_launch *l, const struct kcu_linear *a);
 /* Zeros: an empty part of a partial sum. */
 cudaError_t kcu_zero(const struct kcu_launch *l, float *y, size_t pitch, uint32_t width, uint32_t n);
 
-/* The same on tensor cores, for many rows. Needs q8 and matrices that kcu_gemm_takes(). One launch per matrix. */
+/* The same on tensor cores, for many rows. Needs activations as f16 and matrices that kcu_gemm_takes(). One launch per matrix. */
 bool kcu_gemm_takes(const struct kcu_mat *m);
 cudaError_t kcu_gemm(const struct kcu_launch *l, const struct kcu_linear *a);
 
+/* n rows of `width` values (a multiple of 16) as f16: value = h * scale[row], in the order that kcu_gemm() takes. */
+cudaError_t kcu_halve(const struct kcu_launch *l, const float *x, size_t pitch, uint32_t width, uint32_t n, uint16_t *h, size_t h_pitch, float *scale);
+
 /* Experts for many rows. kcu_group() sorts the pairs (row, slot) by expert into plan (kcu_group_words() words); kcu_gemm_grouped() multiplies every
- * pair's activations (of its row, or its own: per_pair) by its expert and writes y[pair]; kcu_act() is the activation with its int8 form;
- * kcu_combine() adds a row's experts (down.down, y, ids, weights and width of d are used). */
+ * pair's activations (of its row, or its own: per_pair) by its expert and writes y[pair]; kcu_act() is the activation y = silu(gu) * gu[half..] of n rows
+ * with its f16 form; kcu_combine() adds a row's experts (down.down, y, ids, weights and width of d are used). */
 size_t kcu_group_words(uint32_t n, uint32_t n_used, uint32_t n_experts);
 cudaError_t kcu_group(const struct kcu_launch *l, const int32_t *ids, size_t ids_pitch, uint32_t n, uint32_t n_used, uint32_t expert0,
                       uint32_t n_experts, int32_t *plan);
-cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct kcu_mat *m, const uint8_t *q8, size_t q8_pitch, bool per_pair,
-                             uint32_t n, uint32_t n_used, int32_t *plan, float *y, size_t y_pitch);
+cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct kcu_mat *m, const struct kcu_rows_in *in, bool per_pair, uint32_t n,
+                             uint32_t n_used, int32_t *plan, float *y, size_t y_pitch);
 cudaError_t kcu_act(const struct kcu_launch *l, const float *gu, size_t gu_pitch, uint32_t half, uint32_t n, float *y, size_t y_pitch,
-                    uint8_t *q8, size_t q8_pitch);
+                    uint16_t *h, size_t h_pitch, float *scale);
 struct kcu_down;
 cudaError_t kcu_combine(const struct kcu_launch *l, const float *part, size_t part_pitch, const struct kcu_down *d);
 
@@ -136,6 +143,10 @@ struct kcu_route {
     struct kcu_norm pre; /* of x; or none */
 };
 cudaError_t kcu_route(const struct kcu_launch *l, const struct kcu_route *a);
+
+/* The same for many rows, two launches: an f32 gate, without a norm. */
+bool kcu_route_many_takes(const struct kcu_route *a);
+cudaError_t kcu_route_many(const struct kcu_launch *l, const struct kcu_route *a);
 
 /* One row, in two halves: logits, with a norm before them or of x; and the choice. kcu_gated() can make the choice on its way. */
 bool kcu_logits_takes(const struct kcu_route *a);

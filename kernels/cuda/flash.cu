@@ -6,12 +6,16 @@
 
 enum { KEYS = FLASH_KEYS, D = FLASH_D, L = FLASH_L, THREADS = 256, ROW_BYTES = D * 2, CHUNKS = ROW_BYTES / 16, P_STRIDE = KEYS + 8 };
 
-/* MT: groups of 16 queries. Warps: MT along queries, 8 / MT along keys, and then along the latent's values. Rows of q and k are 1,152 bytes: pieces of
- * 16 bytes are swapped within 128 by the row's number, so that eight rows meet no bank twice. */
+/* MT: groups of 16 queries. Warps for scores: MT along queries, 8 / MT along keys. For mixtures: PM groups of queries each, which share what is loaded of
+ * the latents, PW warps along queries, the others along the latent's values, PN groups of eight each. Rows of q and k are 1,152 bytes: pieces of 16 bytes are
+ * swapped within 128 by the row's number, so that eight rows meet no bank twice. */
+template <int MT> struct mixing {
+    enum { PM = MT > 1 ? 2 : 1, PW = MT / PM, PN = L / 8 / (8 / PW) };
+};
 template <int MT> struct flash_shared {
     uint8_t q[MT * 16 * ROW_BYTES], k[2][KEYS * ROW_BYTES];
     __half p[MT * 16][P_STRIDE];
-    float red[8 / MT][MT * 16];
+    float red[8 / MT][MT * 16], grow[MT * 16];
     uint32_t key[2][KEYS];
 };
 
@@ -128,9 +132,9 @@ struct state {
     float top[2], sum[2];
 };
 
-/* Scores to probabilities in s.p; returns what earlier sums have to be multiplied by. */
+/* Scores to probabilities in s.p, and what earlier sums have to be multiplied by to s.grow. */
 template <int MT>
-static __device__ __forceinline__ void soften(flash_shared<MT> &s, uint32_t wm, uint32_t wn, uint32_t t, float c[MT][4], state &st, float grow[2])
+static __device__ __forceinline__ void soften(flash_shared<MT> &s, uint32_t wm, uint32_t wn, uint32_t t, float c[MT][4], state &st)
 {
     enum { WN = 8 / MT };
     const uint32_t lane = threadIdx.x % 32, row = wm * 16 + lane / 4, col0 = wn * 8 * MT + lane % 4 * 2;
@@ -158,7 +162,9 @@ static __device__ __forceinline__ void soften(flash_shared<MT> &s, uint32_t wm, 
             m[i] = fmaxf(m[i], s.red[w][row + 8 * i]);
         m[i] = fmaxf(m[i], st.top[i]);
         const float base = m[i] == -INFINITY ? 0 : m[i]; /* nothing seen yet: everything becomes 0 */
-        grow[i] = exp2f(st.top[i] - base);
+        const float grow = exp2f(st.top[i] - base);
+        if (wn == 0 && lane % 4 == 0)
+            s.grow[row + 8 * i] = grow;
         st.top[i] = m[i];
         float z = 0;
 #pragma unroll
@@ -167,38 +173,46 @@ static __device__ __forceinline__ void soften(flash_shared<MT> &s, uint32_t wm, 
             z += __low2float(p) + __high2float(p); /* what is summed is what is multiplied */
             *(__half2 *)&s.p[row + 8 * i][col0 + n * 8] = p;
         }
-        st.sum[i] = st.sum[i] * grow[i] + z;
+        st.sum[i] = st.sum[i] * grow + z;
     }
     __syncthreads();
 }
 
 template <int MT>
-static __device__ __forceinline__ void mix_latents(const flash_shared<MT> &s, const uint8_t *k, uint32_t wm, uint32_t wn, const float grow[2],
-                                                   float o[MT * 8][4])
+static __device__ __forceinline__ void mix_latents(const flash_shared<MT> &s, const uint8_t *k, float o[mixing<MT>::PM][mixing<MT>::PN][4])
 {
-    const uint32_t lane = threadIdx.x % 32, x0 = lane % 8 ^ lane / 16;
-    const uint8_t *v0 = k + (lane / 8 % 2 * 8 + lane % 8) * ROW_BYTES + wn * MT * 8 * 16;
-    if (__any_sync(0xffffffffu, grow[0] != 1 || grow[1] != 1))
+    typedef mixing<MT> X;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp % X::PW * X::PM * 16, x0 = lane % 8 ^ lane / 16;
+    const uint8_t *v0 = k + (lane / 8 % 2 * 8 + lane % 8) * ROW_BYTES + warp / X::PW * X::PN * 16;
 #pragma unroll
-        for (int n = 0; n < MT * 8; n++)
-            o[n][0] *= grow[0], o[n][1] *= grow[0], o[n][2] *= grow[1], o[n][3] *= grow[1];
+    for (int m = 0; m < X::PM; m++) {
+        const float g0 = s.grow[row + m * 16 + lane / 4], g1 = s.grow[row + m * 16 + lane / 4 + 8];
+        if (__any_sync(0xffffffffu, g0 != 1 || g1 != 1))
+#pragma unroll
+            for (int n = 0; n < X::PN; n++)
+                o[m][n][0] *= g0, o[m][n][1] *= g0, o[m][n][2] *= g1, o[m][n][3] *= g1;
+    }
 #pragma unroll
     for (int kk = 0; kk < KEYS / 16; kk++) {
-        uint32_t x[4];
-        ldmatrix4(x, &s.p[wm * 16 + lane % 16][kk * 16 + lane / 16 * 8]);
+        uint32_t x[X::PM][4];
 #pragma unroll
-        for (int n = 0; n < MT * 8; n += 2) {
+        for (int m = 0; m < X::PM; m++)
+            ldmatrix4(x[m], &s.p[row + m * 16 + lane % 16][kk * 16 + lane / 16 * 8]);
+#pragma unroll
+        for (int n = 0; n < X::PN; n += 2) {
             uint32_t y[4];
             ldmatrix4_trans(y, v0 + kk * 16 * ROW_BYTES + ((n & ~7) | ((n & 7) ^ x0)) * 16);
-            mma_f16(o[n], x, y[0], y[1]);
-            mma_f16(o[n + 1], x, y[2], y[3]);
+#pragma unroll
+            for (int m = 0; m < X::PM; m++) {
+                mma_f16(o[m][n], x[m], y[0], y[1]);
+                mma_f16(o[m][n + 1], x[m], y[2], y[3]);
+            }
         }
     }
 }
 
-template <int MT, bool PROMPT>
-static __device__ __forceinline__ void leave(const flash_args &a, const tile &t, flash_shared<MT> &s, uint32_t wm, uint32_t wn, state &st,
-                                             float o[MT * 8][4])
+/* Sums over the warps along keys, by query: sum to s.red[0], maximum to s.grow. */
+template <int MT> static __device__ __forceinline__ void settle(flash_shared<MT> &s, uint32_t wm, uint32_t wn, state &st)
 {
     const uint32_t lane = threadIdx.x % 32, row = wm * 16 + lane / 4;
     __syncthreads();
@@ -208,33 +222,46 @@ static __device__ __forceinline__ void leave(const flash_args &a, const tile &t,
         st.sum[i] += __shfl_xor_sync(0xffffffffu, st.sum[i], 2);
         if (lane % 4 == 0)
             s.red[wn][row + 8 * i] = st.sum[i];
+        if (lane % 4 == 0 && wn == 0)
+            s.grow[row + 8 * i] = st.top[i];
     }
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const uint32_t q = row + 8 * i, col0 = wn * MT * 64 + lane % 4 * 2;
+    if (threadIdx.x < MT * 16) {
         float z = 0;
 #pragma unroll
         for (int w = 0; w < 8 / MT; w++)
-            z += s.red[w][q];
+            z += s.red[w][threadIdx.x];
+        s.red[0][threadIdx.x] = z;
+    }
+    __syncthreads();
+}
+
+template <int MT, bool PROMPT>
+static __device__ __forceinline__ void leave(const flash_args &a, const tile &t, const flash_shared<MT> &s,
+                                             const float o[mixing<MT>::PM][mixing<MT>::PN][4])
+{
+    typedef mixing<MT> X;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, col0 = warp / X::PW * X::PN * 8 + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 2 * X::PM; i++) {
+        const uint32_t q = warp % X::PW * X::PM * 16 + lane / 4 + 8 * i, h = t.h0 + q % t.heads;
         if (q >= t.n * t.heads)
             continue;
-        const uint32_t h = t.h0 + q % t.heads;
         if (PROMPT || a.splits == 1) {
             __half *to = a.mix + ((size_t)(t.row0 + q / t.heads) * a.heads + h) * L + col0;
-            const float scale = 1.0f / z;
+            const float scale = 1.0f / s.red[0][q];
 #pragma unroll
-            for (int n = 0; n < MT * 8; n++)
-                *(__half2 *)(to + n * 8) = __floats2half2_rn(o[n][2 * i] * scale, o[n][2 * i + 1] * scale);
+            for (int n = 0; n < X::PN; n++)
+                *(__half2 *)(to + n * 8) = __floats2half2_rn(o[i / 2][n][i % 2 * 2] * scale, o[i / 2][n][i % 2 * 2 + 1] * scale);
             continue;
         }
         const size_t at = ((size_t)t.slot * a.heads + h) * a.splits + blockIdx.z;
         float *to = a.part + at * L + col0, *ml = a.part + (size_t)a.rows * a.heads * a.splits * L + 2 * at;
 #pragma unroll
-        for (int n = 0; n < MT * 8; n++)
-            *(float2 *)(to + n * 8) = make_float2(o[n][2 * i], o[n][2 * i + 1]);
-        if (wn == 0 && lane % 4 == 0)
-            *(float2 *)ml = make_float2(st.top[i], z);
+        for (int n = 0; n < X::PN; n++)
+            *(float2 *)(to + n * 8) = make_float2(o[i / 2][n][i % 2 * 2], o[i / 2][n][i % 2 * 2 + 1]);
+        if (col0 == 0)
+            *(float2 *)ml = make_float2(s.grow[q], s.red[0][q]);
     }
 }
 
@@ -263,7 +290,7 @@ static __global__ void __launch_bounds__(THREADS, 1) flash_kernel(const __grid_c
     __syncthreads();
     fetch_keys(a, s.key[0], s.k[0]);
     copies_commit();
-    float o[MT * 8][4] = {};
+    float o[mixing<MT>::PM][mixing<MT>::PN][4] = {};
     uint32_t now = 0;
     for (uint32_t k = t.k0; k < t.k1; k += KEYS, now ^= 1) {
         copies_wait<0>();
@@ -272,14 +299,15 @@ static __global__ void __launch_bounds__(THREADS, 1) flash_kernel(const __grid_c
             fetch_keys(a, s.key[now ^ 1], s.k[now ^ 1]);
         copies_commit();
         const uint32_t later = threadIdx.x < KEYS && k + 2 * KEYS < t.k1 ? cache_row(a, t, k + 2 * KEYS, threadIdx.x) : 0;
-        float c[MT][4], grow[2];
+        float c[MT][4];
         scores<MT>(s.q, s.k[now], wm, wn, c);
-        soften<MT>(s, wm, wn, k, c, st, grow);
-        mix_latents<MT>(s, s.k[now], wm, wn, grow, o);
+        soften<MT>(s, wm, wn, k, c, st);
+        mix_latents<MT>(s, s.k[now], o);
         if (threadIdx.x < KEYS)
             s.key[now][threadIdx.x] = later;
     }
-    leave<MT, PROMPT>(a, t, s, wm, wn, st, o);
+    settle<MT>(s, wm, wn, st);
+    leave<MT, PROMPT>(a, t, s, o);
 }
 
 /* Splits of one head of one row: those parts that there are, weighted. */

@@ -1,5 +1,5 @@
 /* Experts for many rows: pairs (row, slot) sorted by expert and cut into tiles on the device, products of every expert's tiles, activation, sum. */
-#include "kernels/cuda/formats.cuh"
+#include "kernels/cuda/common.cuh"
 #include "kernels/cuda/gemm.cuh"
 
 enum { MAX_EXPERTS = 512, GROUP_THREADS = 1024 };
@@ -7,7 +7,7 @@ enum { MAX_EXPERTS = 512, GROUP_THREADS = 1024 };
 /* Rows per tile. Half as many again as the average, since routing is uneven. */
 static uint32_t tile_of(uint32_t n, uint32_t n_used, uint32_t n_experts)
 {
-    return (size_t)n * n_used * 3 / 2 <= (size_t)GEMM_SMALL * n_experts ? GEMM_SMALL : GEMM_LARGE;
+    return (size_t)n * n_used * 3 / 2 <= (size_t)GEMM_SMALL_ROWS * n_experts ? GEMM_SMALL_ROWS : GEMM_LARGE_ROWS;
 }
 
 /* Every expert has at least one pair per tile and all tiles but one filled more than half. */
@@ -78,7 +78,7 @@ static __global__ void __launch_bounds__(GROUP_THREADS)
 /* Words before the entries, whatever the tile. */
 static size_t tile_words(uint32_t n, uint32_t n_used, uint32_t n_experts)
 {
-    return 1 + 3 * ((size_t)n * n_used / GEMM_SMALL + n_experts);
+    return 1 + 3 * ((size_t)n * n_used / GEMM_SMALL_ROWS + n_experts);
 }
 
 extern "C" size_t kcu_group_words(uint32_t n, uint32_t n_used, uint32_t n_experts)
@@ -96,14 +96,15 @@ extern "C" cudaError_t kcu_group(const struct kcu_launch *l, const int32_t *ids,
                   tile_of(n, n_used, n_experts), plan, from, from + (size_t)n * n_used, l->stamp);
 }
 
-extern "C" cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct kcu_mat *m, const uint8_t *q8, size_t q8_pitch,
-                                        bool per_pair, uint32_t n, uint32_t n_used, int32_t *plan, float *y, size_t y_pitch)
+extern "C" cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct kcu_mat *m, const struct kcu_rows_in *in, bool per_pair,
+                                        uint32_t n, uint32_t n_used, int32_t *plan, float *y, size_t y_pitch)
 {
     int32_t *from = plan + tile_words(n, n_used, m->n_mats), *to = from + (size_t)n * n_used;
     const uint32_t tile = tile_of(n, n_used, m->n_mats);
     const gemm g = {.m = *m,
-                    .q8 = q8,
-                    .q8_pitch = q8_pitch,
+                    .h = (const __half *)in->h,
+                    .h_pitch = in->h_pitch,
+                    .h_scale = in->h_scale,
                     .y = y,
                     .y_pitch = y_pitch,
                     .n = 0,
@@ -111,35 +112,7 @@ extern "C" cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct
                     .tiles = plan,
                     .from = per_pair ? to : from,
                     .to = to};
-    return gemm_run(l, &g, tile, tile, tiles_bound(n, n_used, m->n_mats, tile));
-}
-
-/* silu(gate) * up of every pair, and its int8 form: eight lanes per 32 values. Pairs of other ranks' experts hold rubbish, which nobody reads. */
-static __global__ void act_kernel(const float *gu, size_t gu_pitch, uint32_t half, float *y, size_t y_pitch, uint8_t *q8, size_t q8_pitch,
-                                  uint64_t *at)
-{
-    pdl_release();
-    pdl_wait();
-    stamp(at);
-    const float *x = gu + blockIdx.x * gu_pitch;
-    for (uint32_t base = 0; base < half; base += 4 * blockDim.x) {
-        const uint32_t col = base + 4 * threadIdx.x;
-        float v[4] = {0, 0, 0, 0};
-        if (col < half) {
-            const float4 a = *(const float4 *)(x + col), b = *(const float4 *)(x + half + col);
-            v[0] = silu(a.x) * b.x, v[1] = silu(a.y) * b.y, v[2] = silu(a.z) * b.z, v[3] = silu(a.w) * b.w;
-            *(float4 *)(y + blockIdx.x * y_pitch + col) = make_float4(v[0], v[1], v[2], v[3]);
-        }
-        q8_block8(v, q8 + blockIdx.x * q8_pitch, half, col, col < half);
-    }
-}
-
-extern "C" cudaError_t kcu_act(const struct kcu_launch *l, const float *gu, size_t gu_pitch, uint32_t half, uint32_t n, float *y,
-                               size_t y_pitch, uint8_t *q8, size_t q8_pitch)
-{
-    return n == 0 || half == 0 ? cudaSuccess
-                               : launch(l, act_kernel, dim3(n), dim3(half >= 1024 ? 256 : 128), 0, 0, gu, gu_pitch, half, y, y_pitch, q8,
-                                        q8_pitch, l->stamp);
+    return gemm_run(l, &g, tile == GEMM_SMALL_ROWS ? GEMM_SMALL : GEMM_LARGE, tile, tiles_bound(n, n_used, m->n_mats, tile));
 }
 
 /* y[row] = sum of weight * part[pair] over the row's experts, in ascending order of expert. */

@@ -1,0 +1,91 @@
+/* Activations as f16 for the products of many rows: a power of two per row brings its largest value near 2^11, so that no value overflows and none that
+ * counts is lost. Within 16 neighbours the order is that of gemm.cu: of every four, the first two go to the first eight. */
+#include "kernels/cuda/common.cuh"
+
+enum { THREADS = 256 };
+
+/* What a row is multiplied by, from the bits of its largest magnitude. */
+static __device__ __forceinline__ float factor_of(uint32_t max_bits)
+{
+    int e = (int)(max_bits >> 23) - 127;
+    e = max_bits == 0 || e > 127 ? 10 : e < -90 ? -90 : e > 90 ? 90 : e; /* zeros and infinities stay what they are */
+    return __uint_as_float((uint32_t)(127 + 10 - e) << 23);
+}
+
+static __device__ uint32_t block_max(uint32_t v)
+{
+    __shared__ uint32_t part[THREADS / 32];
+    for (int o = 16; o > 0; o /= 2)
+        v = max(v, __shfl_xor_sync(0xffffffffu, v, o));
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = part[0];
+    for (int i = 1; i < THREADS / 32; i++)
+        v = max(v, part[i]);
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t largest(const float4 &v, uint32_t m)
+{
+    m = max(m, __float_as_uint(v.x) & 0x7fffffffu);
+    m = max(m, __float_as_uint(v.y) & 0x7fffffffu);
+    m = max(m, __float_as_uint(v.z) & 0x7fffffffu);
+    return max(m, __float_as_uint(v.w) & 0x7fffffffu);
+}
+
+/* Four neighbours from column col on to their places. */
+static __device__ __forceinline__ void put_halves(const float4 &v, float f, __half *row, uint32_t col)
+{
+    __half *to = row + (col & ~15u) + (col & 15) / 2;
+    *(__half2 *)to = __floats2half2_rn(v.x * f, v.y * f);
+    *(__half2 *)(to + 8) = __floats2half2_rn(v.z * f, v.w * f);
+}
+
+/* GATED: the row is silu(x[i]) * x[width + i], which is also written to y. */
+template <bool GATED>
+static __global__ void __launch_bounds__(THREADS)
+    halve_kernel(const float *x, size_t pitch, uint32_t width, float *y, size_t y_pitch, __half *h, size_t h_pitch, float *scale, uint64_t *at)
+{
+    pdl_release();
+    pdl_wait();
+    stamp(at);
+    const float *row = x + blockIdx.x * pitch;
+    float *out = y + blockIdx.x * y_pitch;
+    uint32_t m = 0;
+    for (uint32_t col = 4 * threadIdx.x; col < width; col += 4 * THREADS) {
+        float4 v = *(const float4 *)(row + col);
+        if (GATED) {
+            const float4 b = *(const float4 *)(row + width + col);
+            v = make_float4(silu(v.x) * b.x, silu(v.y) * b.y, silu(v.z) * b.z, silu(v.w) * b.w);
+            *(float4 *)(out + col) = v;
+        }
+        m = largest(v, m);
+    }
+    const float f = factor_of(block_max(m));
+    if (threadIdx.x == 0)
+        scale[blockIdx.x] = 1.0f / f;
+    for (uint32_t col = 4 * threadIdx.x; col < width; col += 4 * THREADS) /* what this thread has just read or written */
+        put_halves(*(const float4 *)((GATED ? out : row) + col), f, h + blockIdx.x * h_pitch, col);
+}
+
+extern "C" cudaError_t kcu_halve(const struct kcu_launch *l, const float *x, size_t pitch, uint32_t width, uint32_t n, uint16_t *h, size_t h_pitch,
+                                 float *scale)
+{
+    if (n == 0 || width == 0)
+        return cudaSuccess;
+    if (width % 16 != 0 || pitch % 4 != 0)
+        return cudaErrorInvalidValue;
+    return launch(l, halve_kernel<false>, dim3(n), dim3(THREADS), 0, 0, x, pitch, width, (float *)NULL, (size_t)0, (__half *)h, h_pitch, scale,
+                  l->stamp);
+}
+
+extern "C" cudaError_t kcu_act(const struct kcu_launch *l, const float *gu, size_t gu_pitch, uint32_t half, uint32_t n, float *y, size_t y_pitch,
+                               uint16_t *h, size_t h_pitch, float *scale)
+{
+    if (n == 0 || half == 0)
+        return cudaSuccess;
+    if (half % 16 != 0 || gu_pitch % 4 != 0 || y_pitch % 4 != 0)
+        return cudaErrorInvalidValue;
+    return launch(l, halve_kernel<true>, dim3(n), dim3(THREADS), 0, 0, gu, gu_pitch, half, y, y_pitch, (__half *)h, h_pitch, scale, l->stamp);
+}
