@@ -21,26 +21,23 @@ static unsigned u16_at(const uint8_t *p)
     return v;
 }
 
-/* Byte j all ones where bit j of signs is set. */
-static uint64_t sign_bytes(unsigned signs)
-{
-    uint64_t bits = BYTES(signs) & 0x8040201008040201u; /* byte j keeps bit j alone */
-    uint64_t high = (((bits & BYTES(0x7f)) + BYTES(0x7f)) | bits) & BYTES(0x80);
-    return (high >> 7) * 255;
-}
+/* Byte j all ones where bit j of s is set; a constant. */
+#define LONE(s) (BYTES((s) & 255) & 0x8040201008040201u) /* byte j keeps bit j alone */
+#define MASK(s) ((((((LONE(s) & BYTES(0x7f)) + BYTES(0x7f)) | LONE(s)) & BYTES(0x80)) >> 7) * 255)
+#define EVEN(s) MASK((s) | __builtin_parity(s) << 7)
+#define FOUR(m, s) m(s), m((s) + 1), m((s) + 2), m((s) + 3)
+#define SIXTEEN(m, s) FOUR(m, s), FOUR(m, (s) + 4), FOUR(m, (s) + 8), FOUR(m, (s) + 12)
+#define SIXTY_FOUR(m, s) SIXTEEN(m, s), SIXTEEN(m, (s) + 16), SIXTEEN(m, (s) + 32), SIXTEEN(m, (s) + 48)
 
-/* Eight codes of magnitudes below 128. */
-static void put_signed(uint8_t *q, uint64_t magnitudes, unsigned signs)
-{
-    uint64_t negative = sign_bytes(signs);
-    uint64_t codes = BYTES(128) - (magnitudes & negative) + (magnitudes & ~negative); /* no byte borrows or carries */
-    memcpy(q, &codes, sizeof codes);
-}
-
+static const uint64_t sign_bytes[256] = {SIXTY_FOUR(MASK, 0), SIXTY_FOUR(MASK, 64), SIXTY_FOUR(MASK, 128), SIXTY_FOUR(MASK, 192)};
 /* Seven stored signs; the eighth makes their number even. */
-static unsigned even_signs(unsigned seven)
+static const uint64_t even_sign_bytes[128] = {SIXTY_FOUR(EVEN, 0), SIXTY_FOUR(EVEN, 64)};
+
+/* Eight codes of magnitudes below 128: 128 + m, less 2m where it is negative. No byte borrows or carries. */
+static void put_signed(uint8_t *q, uint64_t magnitudes, uint64_t negative)
 {
-    return seven | (unsigned)__builtin_parity(seven) << 7;
+    uint64_t codes = BYTES(128) + magnitudes - ((magnitudes & negative) << 1);
+    memcpy(q, &codes, sizeof codes);
 }
 
 /* ---- grids ---- */
@@ -54,7 +51,7 @@ void quant_split_iq2_xxs(const uint8_t *p, uint8_t *q, float *a, float *b)
         uint32_t s = u32_at(idx + 4);
         a[g] = d * (0.5f + (float)(s >> 28)) * 0.25f;
         for (int l = 0; l < 4; l++)
-            put_signed(q + 32 * g + 8 * l, krn_grid_iq2_xxs[idx[l]], even_signs(s >> 7 * l & 127));
+            put_signed(q + 32 * g + 8 * l, krn_grid_iq2_xxs[idx[l]], even_sign_bytes[s >> 7 * l & 127]);
     }
 }
 
@@ -66,7 +63,7 @@ void quant_split_iq2_xs(const uint8_t *p, uint8_t *q, float *a, float *b)
         a[g] = d * (0.5f + (float)(p[66 + g / 2] >> 4 * (g % 2) & 15)) * 0.25f;
         for (int l = 0; l < 2; l++) {
             unsigned v = u16_at(p + 2 + 4 * g + 2 * l);
-            put_signed(q + 16 * g + 8 * l, krn_grid_iq2_xs[v & 511], even_signs(v >> 9));
+            put_signed(q + 16 * g + 8 * l, krn_grid_iq2_xs[v & 511], even_sign_bytes[v >> 9]);
         }
     }
 }
@@ -79,7 +76,7 @@ void quant_split_iq2_s(const uint8_t *p, uint8_t *q, float *a, float *b)
         a[g] = d * (0.5f + (float)(p[74 + g / 2] >> 4 * (g % 2) & 15)) * 0.25f;
     for (int i = 0; i < 32; i++) {
         unsigned high = p[66 + i / 4] >> 2 * (i % 4) & 3;
-        put_signed(q + 8 * i, krn_grid_iq2_s[p[2 + i] | high << 8], p[34 + i]);
+        put_signed(q + 8 * i, krn_grid_iq2_s[p[2 + i] | high << 8], sign_bytes[p[34 + i]]);
     }
 }
 
@@ -92,7 +89,7 @@ void quant_split_iq3_xxs(const uint8_t *p, uint8_t *q, float *a, float *b)
         a[g] = d * (0.5f + (float)(s >> 28)) * 0.5f;
         for (int l = 0; l < 4; l++) {
             const uint8_t *idx = p + 2 + 8 * g + 2 * l;
-            put_signed(q + 32 * g + 8 * l, krn_grid_iq3_xxs[idx[0]] | (uint64_t)krn_grid_iq3_xxs[idx[1]] << 32, even_signs(s >> 7 * l & 127));
+            put_signed(q + 32 * g + 8 * l, krn_grid_iq3_xxs[idx[0]] | (uint64_t)krn_grid_iq3_xxs[idx[1]] << 32, even_sign_bytes[s >> 7 * l & 127]);
         }
     }
 }
@@ -107,7 +104,7 @@ void quant_split_iq3_s(const uint8_t *p, uint8_t *q, float *a, float *b)
         for (int l = 0; l < 4; l++) {
             const uint8_t *idx = p + 2 + 8 * g + 2 * l;
             uint64_t low = krn_grid_iq3_s[idx[0] | (high >> 2 * l & 1) << 8], up = krn_grid_iq3_s[idx[1] | (high >> (2 * l + 1) & 1) << 8];
-            put_signed(q + 32 * g + 8 * l, low | up << 32, p[74 + 4 * g + l]);
+            put_signed(q + 32 * g + 8 * l, low | up << 32, sign_bytes[p[74 + 4 * g + l]]);
         }
     }
 }

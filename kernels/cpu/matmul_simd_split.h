@@ -8,22 +8,21 @@ static __attribute__((noinline)) void unpack_split(uint32_t type, const uint8_t 
 {
     const struct krn_quant_form form = krn_quant_form(type);
     const vint bias = v_bytes(form.zero_shift == 7 ? 128 - SIGNED_BIAS : 0);
-    _Alignas(64) uint32_t codes[CHUNK_K / 4][LANES];
+    _Alignas(64) uint8_t q[LANES][CHUNK_K];
     _Alignas(64) float scales[CHUNK_K / 16][LANES];
     for (size_t r = 0; r < LANES; r++) {
-        _Alignas(64) uint8_t q[CHUNK_K];
         float a[CHUNK_K / 16];
-        krn_quant_split(type, w + r * stride, n, q, a, NULL);
-        for (size_t k = 0; k < n / 4; k++)
-            memcpy(&codes[k][r], q + 4 * k, 4);
+        krn_quant_split(type, w + r * stride, n, q[r], a, NULL);
         for (size_t g = 0; g < n / form.group; g++)
             scales[g][r] = a[g];
     }
-    for (size_t slot = 0; slot < n / 16; slot++) {
-        vint t[4];
-        UNROLL(4) for (size_t i = 0; i < 4; i++)
-            t[i] = v_sub8(v_load(codes[4 * slot + i]), bias);
-        emit(s, cols, (int)slot, t, 8);
+    for (size_t k = 0; k < n; k += 32) {
+        vint t[8];
+        turn32((struct krn_rows){.w = q[0], .stride = sizeof q[0]}, k, t);
+        UNROLL(8) for (int i = 0; i < 8; i++)
+            t[i] = v_sub8(t[i], bias);
+        emit(s, cols, (int)(k / 16), t, 8);
+        emit(s, cols, (int)(k / 16) + 1, t + 4, 8);
     }
     for (size_t g = 0; g < n / form.group; g++)
         set_a(s, g, f_load(scales[g]));
