@@ -150,9 +150,9 @@ static double op_us(const json_t *op)
     return most;
 }
 
-void view_ledger(struct out *o, const json_t *ledger)
+/* Rows that differ in nothing but the layer are one, with the sum of their times. Returns whether there were any. */
+static bool view_ops(struct out *o, const json_t *ops, const char *heading)
 {
-    const json_t *ops = json_object_get(ledger, "ops");
     struct layers l = {0};
     for (size_t i = 0; i < json_array_size(ops); i++) {
         const json_t *op = json_array_get(ops, i);
@@ -160,12 +160,9 @@ void view_ledger(struct out *o, const json_t *ledger)
                               js_bool(op, "in_graph", false), js_bool(op, "capturable", true));
         layers_add(&l, op, js_str(op, "site", "?"), key, op_us(op));
     }
-    if (l.n == 0) {
-        out_str(o, OUT_TEXT, "no step has run yet\n");
-        return;
-    }
-    out_printf(o, OUT_HEADING, "step %lld, %s; time of the slowest rank%s\n", (long long)js_int(ledger, "step", 0),
-               js_str(ledger, "mode", "n/a"), js_bool(ledger, "simulated", false) ? " (simulated)" : "");
+    if (l.n == 0)
+        return false;
+    out_str(o, OUT_HEADING, heading);
     struct table *t = table_new("site|layers|kind|implementation|why|graph|>time");
     for (size_t i = 0; i < l.n; i++) {
         const json_t *op = l.groups[i].first;
@@ -181,6 +178,18 @@ void view_ledger(struct out *o, const json_t *ledger)
     }
     table_print(t, o);
     layers_fini(&l);
+    return true;
+}
+
+void view_ledger(struct out *o, const json_t *ledger)
+{
+    char *heading = xasprintf("step %lld, %s; time of the slowest rank%s\n", (long long)js_int(ledger, "step", 0), js_str(ledger, "mode", "n/a"),
+                              js_bool(ledger, "simulated", false) ? " (simulated)" : "");
+    if (!view_ops(o, json_object_get(ledger, "ops"), heading))
+        out_str(o, OUT_TEXT, "no step has run yet\n");
+    else if (js_int(ledger, "nextn_steps", 0) > 0)
+        view_ops(o, json_object_get(ledger, "nextn"), "\nthe NextN block's last step, which made drafts\n");
+    free(heading);
 }
 
 /* ---- health -------------------------------------------------------------------------------------------------------------------------- */

@@ -54,6 +54,7 @@ struct backend_graph {
 
 struct backend_ops {
     const char *name;
+    bool inspects_next; /* runs observers in steps of the NextN block too */
     bool inspects; /* runs observers and hooks, and has cache_get, cache_put and pairs */
     void (*close)(struct backend *);
     /* Runs the whole step. Errors: RS_ESTATE (an op cannot be captured; err names it), RS_EENGINE (device). */
@@ -75,6 +76,8 @@ struct backend_ops {
     /* Own work of each (op, rank) in the last step: us[op * n_ranks + rank]; wait and transfer of collectives are derived from it by timing.c.
      * Returns the number of ops. in_graph: whether that step was a replay. */
     const float *(*op_us)(struct backend *, uint32_t *n_ops);
+    /* The same for the last step of the NextN block; NULL where that is not timed. */
+    const float *(*next_us)(struct backend *, uint32_t *n_ops);
     /* Collectives of the last step: [op * n_ranks + rank]. NULL where ranks have no clocks of their own. */
     const struct backend_reduce *(*reduces)(struct backend *);
     /* Bytes on a rank. */

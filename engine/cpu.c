@@ -329,7 +329,12 @@ static uint32_t cpu_pairs(struct backend *b, uint32_t rank)
 
 static const float *cpu_op_us(struct backend *b, uint32_t *n_ops)
 {
-    return exec_op_us(((struct cpu *)b)->exec, n_ops);
+    return exec_op_us(((struct cpu *)b)->exec, 0, n_ops);
+}
+
+static const float *cpu_next_us(struct backend *b, uint32_t *n_ops)
+{
+    return exec_op_us(((struct cpu *)b)->exec, 1, n_ops);
 }
 
 static void cpu_memory(struct backend *b, uint32_t rank, uint64_t *weights, uint64_t *cache, uint64_t *buffers)
@@ -359,8 +364,8 @@ static void cpu_retire(struct backend *b, uint64_t generation)
 }
 
 static const struct backend_ops CPU_OPS = {
-    .name = "cpu", .inspects = true, .close = cpu_close, .step = cpu_step, .reserve = cpu_reserve, .logits = cpu_logits, .read = cpu_read, .write = cpu_write,
-    .copy_block = cpu_copy_block, .cache_get = cpu_cache_get, .cache_put = cpu_cache_put, .pairs = cpu_pairs, .op_us = cpu_op_us, .memory = cpu_memory, .reweigh = cpu_reweigh, .retire = cpu_retire, .graphs = cpu_graphs,
+    .name = "cpu", .inspects = true, .inspects_next = true, .close = cpu_close, .step = cpu_step, .reserve = cpu_reserve, .logits = cpu_logits, .read = cpu_read, .write = cpu_write,
+    .copy_block = cpu_copy_block, .cache_get = cpu_cache_get, .cache_put = cpu_cache_put, .pairs = cpu_pairs, .op_us = cpu_op_us, .next_us = cpu_next_us, .memory = cpu_memory, .reweigh = cpu_reweigh, .retire = cpu_retire, .graphs = cpu_graphs,
 };
 
 enum rs_result backend_cpu_open(const struct hparams *hp, const struct weights *w, const struct shard_plan *shard, const struct program *main_prog,

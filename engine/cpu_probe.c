@@ -12,7 +12,7 @@ struct span {
 
 static struct span span_of(const struct cpu *c, const struct backend_step *s, const struct probe_obs *o, uint32_t rank)
 {
-    const struct op *op = &s->prog->ops[o->op];
+    const struct op *op = &s->prog->ops[o->op - s->probes->base];
     const struct op_ref *r = probe_ref(op, o->before, o->index);
     struct span v = {.base = c->rank[rank].buf[r->buf], .stride = s->prog->width[r->buf][rank], .width = plan_ref_width(s->prog, op, r, rank),
                      .rows = s->batch->n_rows, .buf = (enum op_buf)r->buf};

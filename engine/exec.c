@@ -43,7 +43,7 @@ struct exec {
     struct exec_graph graphs[MAX_GRAPHS];
     uint32_t cap_ops, n_ops;  /* of the last step */
     uint64_t *ticks;          /* [worker][op][rank] */
-    float *us;                /* [op][rank] */
+    float *us[2];             /* by program: [op][rank] */
     double us_per_tick;
     struct pace pace[2][2][MAX_BUCKETS]; /* [NextN program][graph][log2 of the bucket] */
     /* what the workers of the current run look at */
@@ -100,8 +100,9 @@ enum rs_result exec_open(struct cpu *c, struct exec **out, struct rs_error *err)
         if (c->prog[i] != NULL && c->prog[i]->n_ops > x->cap_ops)
             x->cap_ops = c->prog[i]->n_ops;
     x->ticks = calloc((size_t)c->n_workers * x->cap_ops * c->n_ranks, sizeof *x->ticks);
-    x->us = calloc((size_t)x->cap_ops * c->n_ranks, sizeof *x->us);
-    if (x->ticks == NULL || x->us == NULL) {
+    for (int i = 0; i < 2; i++)
+        x->us[i] = calloc((size_t)x->cap_ops * c->n_ranks, sizeof *x->us[i]);
+    if (x->ticks == NULL || x->us[0] == NULL || x->us[1] == NULL) {
         exec_close(x);
         return error_set(err, RS_ENOMEM, "out of memory for op timings");
     }
@@ -125,7 +126,8 @@ void exec_close(struct exec *x)
     while (x->n_graphs > 0)
         drop_graph(x, 0);
     free(x->ticks);
-    free(x->us);
+    free(x->us[0]);
+    free(x->us[1]);
     free(x);
 }
 
@@ -218,7 +220,7 @@ static uint32_t count_probes(const struct probe_set *ps, uint32_t op, uint32_t *
 static uint32_t count_obs(const struct probe_set *ps, uint32_t op, bool before, uint32_t *next)
 {
     uint32_t first = *next;
-    while (PROBE_BUILT && ps != NULL && *next < ps->n_obs && ps->obs[*next].op == op && ps->obs[*next].before == before)
+    while (PROBE_BUILT && ps != NULL && *next < ps->n_obs && ps->obs[*next].op == ps->base + op && ps->obs[*next].before == before)
         ++*next;
     return *next - first;
 }
@@ -327,14 +329,14 @@ static enum rs_result capture(struct exec *x, const struct backend_step *s, stru
     return RS_OK;
 }
 
-static void sum_ticks(struct exec *x)
+static void sum_ticks(struct exec *x, float *us)
 {
     const struct cpu *c = x->c;
     for (uint32_t i = 0; i < x->n_ops * c->n_ranks; i++) {
         uint64_t t = 0;
         for (uint32_t w = 0; w < c->n_workers; w++)
             t += x->ticks[(size_t)w * x->cap_ops * c->n_ranks + i];
-        x->us[i] = (float)((double)t * x->us_per_tick);
+        us[i] = (float)((double)t * x->us_per_tick);
     }
 }
 
@@ -372,13 +374,12 @@ enum rs_result exec_step(struct exec *x, const struct backend_step *s, struct rs
     if (s->hook == NULL) /* a held step says nothing */
         pace_note(pace, x->c->n_workers, (double)(now_ns() - t0) / 1e3, pool_waited_us(x->c->pool) - waited);
     guard_leave();
-    if (s->prog == x->c->prog[0]) /* a NextN step is no op of the ledger's step */
-        sum_ticks(x);
+    sum_ticks(x, x->us[s->prog == x->c->prog[0] ? 0 : 1]);
     return RS_OK;
 }
 
-const float *exec_op_us(struct exec *x, uint32_t *n_ops)
+const float *exec_op_us(struct exec *x, int which, uint32_t *n_ops)
 {
-    *n_ops = x->c->prog[0]->n_ops;
-    return x->us;
+    *n_ops = x->c->prog[which] != NULL ? x->c->prog[which]->n_ops : 0;
+    return x->us[which];
 }

@@ -13,8 +13,8 @@ void exec_close(struct exec *x);
  * workers running through the list on their own. Errors: RS_ESTATE (an op that cannot be captured, named), RS_ENOMEM (capture). */
 enum rs_result exec_step(struct exec *x, const struct backend_step *s, struct rs_error *err);
 
-/* us[op * n_ranks + rank] of the last step. */
-const float *exec_op_us(struct exec *x, uint32_t *n_ops);
+/* us[op * n_ranks + rank] of the last step of program `which`: 0 the main stack, 1 the NextN block. */
+const float *exec_op_us(struct exec *x, int which, uint32_t *n_ops);
 
 /* Forget graphs captured before `generation`. */
 void exec_retire(struct exec *x, uint64_t generation);

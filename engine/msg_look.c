@@ -196,7 +196,7 @@ static enum rs_result tapped_experts(struct engine *e, json_t *list, struct rs_e
     enum rs_result rc = RS_OK;
     for (uint32_t i = 0; i < e->observe.set.n_obs && rc == RS_OK; i++) {
         const struct probe_obs *x = &e->observe.obs[i];
-        const struct op *o = &e->rt->prog.ops[x->op];
+        const struct op *o = runtime_op(e->rt, x->op);
         struct tensor t = {.data = NULL};
         uint32_t rank = 0;
         if (o->kind != OP_ROUTER || x->index != 1 || x->copied == NULL)

@@ -52,6 +52,33 @@ static const char *why_name(enum choice_why w)
     return NAMES[w];
 }
 
+/* What ran for each op of a program and how long it took. us NULL: not timed here. base: number of its first op. */
+static json_t *ledger_json(const struct program *p, const struct choice *choices, const float *us, bool graph, uint32_t base, uint32_t limit)
+{
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < p->n_ops && base + i < limit; i++) {
+        const struct choice *c = &choices[i];
+        json_t *per = json_array();
+        for (uint32_t r = 0; r < p->n_ranks; r++)
+            json_array_append_new(per, us != NULL ? json_real((double)us[(size_t)i * p->n_ranks + r]) : json_null());
+        json_array_append_new(list, json_pack("{s:i,s:s,s:s,s:s,s:s,s:b,s:b,s:o,s:[]}", "op", (int)(base + i), "site", p->ops[i].site, "kind", op_kind_name(p->ops[i].kind),
+                                              "impl", c->impl->name, "why", why_name(c->why), "capturable", !c->impl->not_capturable, "in_graph",
+                                              graph && !c->impl->not_capturable, "us", per, "absorbed"));
+    }
+    return list;
+}
+
+/* The NextN block's, null where there is none; its last step followed the step of the others. */
+static json_t *next_ledger_json(const struct engine *e, bool graph, uint32_t limit)
+{
+    const struct backend *b = e->rt->backend;
+    uint32_t n;
+    if (!e->rt->has_nextn)
+        return json_null();
+    const float *us = b->ops->next_us != NULL && e->spec.draft_steps != 0 ? b->ops->next_us((struct backend *)(uintptr_t)b, &n) : NULL;
+    return ledger_json(&e->rt->nextn, e->rt->nextn_choices, us, graph, e->rt->prog.n_ops, limit);
+}
+
 static enum rs_result msg_ledger(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
     uint32_t limit = UINT32_MAX, n_ops;
@@ -64,17 +91,9 @@ static enum rs_result msg_ledger(struct engine *e, struct msg *m, struct args *a
     const struct program *p = &e->rt->prog;
     const float *us = e->rt->backend->ops->op_us(e->rt->backend, &n_ops);
     bool graph = e->steps > 0 ? timing_was_graph(e->timing) : e->graph;
-    json_t *list = json_array();
-    for (uint32_t i = 0; i < p->n_ops && i < limit; i++) {
-        const struct choice *c = &e->rt->choices[i];
-        json_t *per = json_array();
-        for (uint32_t r = 0; r < p->n_ranks; r++)
-            json_array_append_new(per, i < n_ops ? json_real((double)us[(size_t)i * p->n_ranks + r]) : json_null());
-        json_array_append_new(list, json_pack("{s:i,s:s,s:s,s:s,s:s,s:b,s:b,s:o,s:[]}", "op", (int)i, "site", p->ops[i].site, "kind", op_kind_name(p->ops[i].kind), "impl",
-                                              c->impl->name, "why", why_name(c->why), "capturable", !c->impl->not_capturable, "in_graph",
-                                              graph && !c->impl->not_capturable, "us", per, "absorbed"));
-    }
-    json_object_set_new(m->reply, "ops", list);
+    json_object_set_new(m->reply, "ops", ledger_json(p, e->rt->choices, n_ops == p->n_ops ? us : NULL, graph, 0, limit));
+    json_object_set_new(m->reply, "nextn", next_ledger_json(e, graph, limit));
+    json_object_set_new(m->reply, "nextn_steps", json_integer((json_int_t)e->spec.draft_steps));
     json_object_set_new(m->reply, "step", json_integer((json_int_t)e->steps));
     json_object_set_new(m->reply, "mode", json_string(graph ? "graph" : "eager"));
     return RS_OK;

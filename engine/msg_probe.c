@@ -165,8 +165,8 @@ static enum rs_result msg_unwatch(struct engine *e, struct msg *m, struct args *
 static json_t *spec_json(const struct engine *e, const struct observe_spec *s)
 {
     uint32_t sites = 0;
-    for (uint32_t i = 0; e->rt != NULL && i < e->rt->prog.n_ops; i++)
-        sites += observe_matches(s, &e->rt->prog.ops[i]);
+    for (uint32_t i = 0; e->rt != NULL && i < observe_n_ops(e); i++)
+        sites += observe_matches(s, runtime_op(e->rt, i));
     json_t *o = json_pack("{s:i,s:s,s:i,s:i}", "id", (int)s->id, "site", s->glob, "out", (int)s->index, "sites", (int)sites);
     json_object_set_new(o, "rank", s->rank < 0 ? json_string("all") : json_integer(s->rank));
     if (s->cond == OBSERVE_NONE) {
@@ -272,14 +272,14 @@ static enum rs_result read_copy(struct engine *e, struct msg *m, const char *glo
     const struct observe *ob = &e->observe;
     const struct probe_obs *o = NULL;
     for (uint32_t i = 0; i < ob->set.n_obs; i++)
-        if (ob->obs[i].copied != NULL && plan_glob(glob, e->rt->prog.ops[ob->obs[i].op].site)) {
+        if (ob->obs[i].copied != NULL && plan_glob(glob, runtime_op(e->rt, ob->obs[i].op)->site)) {
             if (o != NULL)
                 return error_set(err, RS_EUSAGE, "probe.read: '%s' names several copies; name one site", glob);
             o = &ob->obs[i];
         }
     if (o == NULL)
         return error_set(err, RS_ENOTFOUND, "probe.read: no copy of '%s' is armed (probe.tap with what=copy)", glob);
-    const struct op *op = &e->rt->prog.ops[o->op];
+    const struct op *op = runtime_op(e->rt, o->op);
     const struct op_ref *r = &op->out[o->index];
     struct tensor part[RS_MAX_RANKS] = {{.data = NULL}}, t = {.data = NULL};
     enum rs_result rc = RS_OK;
@@ -287,7 +287,7 @@ static enum rs_result read_copy(struct engine *e, struct msg *m, const char *glo
         if ((o->ranks >> k & 1) && (rank < 0 || (uint32_t)rank == k))
             rc = tensor_copied((enum op_buf)r->buf, &o->copied[k], &part[k], err);
     if (rc == RS_OK && rank < 0)
-        rc = tensor_join(&e->rt->prog, op, r, part, &t, err);
+        rc = tensor_join(runtime_prog(e->rt, o->op), op, r, part, &t, err);
     else if (rc == RS_OK) {
         t = part[rank];
         part[rank].data = NULL;
@@ -331,7 +331,7 @@ static enum rs_result msg_read(struct engine *e, struct msg *m, struct args *a, 
     uint32_t n = last_steps(ob, steps, slots);
     json_t *sites = json_array();
     for (uint32_t i = 0; i < ob->set.n_obs; i++) {
-        const struct op *op = &e->rt->prog.ops[ob->obs[i].op];
+        const struct op *op = runtime_op(e->rt, ob->obs[i].op);
         const struct op_ref *r = &op->out[ob->obs[i].index];
         if (!plan_glob(glob, op->site))
             continue;

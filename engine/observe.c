@@ -72,7 +72,7 @@ static uint64_t most_rows(const struct runtime *rt, enum op_buf b)
 static bool allocate(const struct runtime *rt, struct probe_obs *o, uint64_t *bytes)
 {
     uint32_t n = rt->cfg.ranks;
-    const struct op *op = &rt->prog.ops[o->op];
+    const struct op *op = runtime_op(rt, o->op);
     o->ring = calloc((size_t)PROBE_STEPS * n, sizeof *o->ring);
     *bytes += (uint64_t)PROBE_STEPS * n * (sizeof *o->ring + o->n_values * sizeof(float));
     if (o->bits & PROBE_VALUES)
@@ -86,7 +86,7 @@ static bool allocate(const struct runtime *rt, struct probe_obs *o, uint64_t *by
         if ((o->ranks >> r & 1) == 0)
             continue;
         struct probe_copied *c = &o->copied[r];
-        c->cap = (size_t)(most_rows(rt, op->out[o->index].buf) * plan_ref_width(&rt->prog, op, &op->out[o->index], r));
+        c->cap = (size_t)(most_rows(rt, op->out[o->index].buf) * plan_ref_width(runtime_prog(rt, o->op), op, &op->out[o->index], r));
         *bytes += c->cap * sizeof(float);
         if (*bytes > MAX_BYTES)
             return true; /* the caller refuses */
@@ -98,13 +98,15 @@ static bool allocate(const struct runtime *rt, struct probe_obs *o, uint64_t *by
 }
 
 /* What every op's outputs are looked at for, all specifications together. */
-static void merge_specs(const struct observe *ob, const struct program *p, uint32_t n_ranks, struct plan *pl)
+static void merge_specs(const struct engine *e, struct plan *pl)
 {
-    for (uint32_t i = 0; i < p->n_ops; i++)
+    const struct observe *ob = &e->observe;
+    const uint32_t n_ranks = e->rt->cfg.ranks;
+    for (uint32_t i = 0; i < observe_n_ops(e); i++)
         for (uint8_t k = 0; k < OP_MAX_OUT; k++) {
             struct probe_obs o = {.op = (uint16_t)i, .index = k};
             for (const struct observe_spec *s = ob->specs; s != NULL; s = s->next) {
-                if (s->index != k || !observe_matches(s, &p->ops[i]))
+                if (s->index != k || !observe_matches(s, runtime_op(e->rt, i)))
                     continue;
                 o.bits |= s->bits | PROBE_STATS;
                 o.n_values = s->n_values > o.n_values ? s->n_values : o.n_values;
@@ -114,7 +116,7 @@ static void merge_specs(const struct observe *ob, const struct program *p, uint3
             }
             if (o.bits == 0)
                 continue;
-            if (p->ops[i].out[k].buf == BUF_FULL)
+            if (runtime_op(e->rt, i)->out[k].buf == BUF_FULL)
                 o.ranks &= 1; /* one buffer for all */
             pl->obs[pl->n++] = o;
         }
@@ -123,14 +125,13 @@ static void merge_specs(const struct observe *ob, const struct program *p, uint3
 static enum rs_result build(struct engine *e, struct plan *pl, struct rs_error *err)
 {
     const struct observe *ob = &e->observe;
-    const struct program *p = &e->rt->prog;
     uint32_t n_specs = 0;
     for (const struct observe_spec *s = ob->specs; s != NULL; s = s->next)
         n_specs++;
-    *pl = (struct plan){.obs = calloc((size_t)p->n_ops * OP_MAX_OUT + 1, sizeof *pl->obs), .binds = calloc((size_t)p->n_ops * n_specs + 1, sizeof *pl->binds)};
+    *pl = (struct plan){.obs = calloc((size_t)observe_n_ops(e) * OP_MAX_OUT + 1, sizeof *pl->obs), .binds = calloc((size_t)observe_n_ops(e) * n_specs + 1, sizeof *pl->binds)};
     bool ok = pl->obs != NULL && pl->binds != NULL;
     if (ok)
-        merge_specs(ob, p, e->rt->cfg.ranks, pl);
+        merge_specs(e, pl);
     for (uint32_t i = 0; i < pl->n && ok && pl->bytes <= MAX_BYTES; i++)
         ok = allocate(e->rt, &pl->obs[i], &pl->bytes);
     if (ok && pl->bytes <= MAX_BYTES)
@@ -175,7 +176,12 @@ static void adopt(struct engine *e, struct plan *pl, bool same_runtime)
     ob->n_binds = pl->n_binds;
     ob->bytes = pl->bytes;
     ob->n_ranks = e->rt->cfg.ranks;
+    uint32_t n_main = 0;
+    while (n_main < pl->n && pl->obs[n_main].op < e->rt->prog.n_ops)
+        n_main++;
     ob->set = (struct probe_set){.n_obs = pl->n, .obs = pl->obs, .slot = ob->set.slot};
+    ob->main_set = (struct probe_set){.n_obs = n_main, .obs = pl->obs};
+    ob->next_set = (struct probe_set){.n_obs = pl->n - n_main, .obs = pl->obs + n_main, .base = e->rt->prog.n_ops};
 }
 
 static void drop_observers(struct observe *ob)
@@ -186,7 +192,7 @@ static void drop_observers(struct observe *ob)
     ob->binds = NULL;
     ob->n_binds = 0;
     ob->bytes = 0;
-    ob->set = (struct probe_set){.n_obs = 0};
+    ob->set = ob->main_set = ob->next_set = (struct probe_set){.n_obs = 0};
     memset(ob->steps, 0, sizeof ob->steps);
 }
 
@@ -201,9 +207,9 @@ enum rs_result observe_add(struct engine *e, const struct observe_spec *spec, ui
         return error_set(err, RS_ENOMEM, "out of memory for a tap");
     *s = *spec;
     s->next = NULL;
-    for (uint32_t i = 0; i < e->rt->prog.n_ops; i++) {
-        named += plan_glob(s->glob, e->rt->prog.ops[i].site);
-        sites += observe_matches(s, &e->rt->prog.ops[i]);
+    for (uint32_t i = 0; i < observe_n_ops(e); i++) {
+        named += plan_glob(s->glob, runtime_op(e->rt, i)->site);
+        sites += observe_matches(s, runtime_op(e->rt, i));
     }
     if (sites == 0) {
         enum rs_result rc = named == 0 ? error_set(err, RS_ENOTFOUND, "no site matches '%s'", s->glob)
@@ -288,7 +294,20 @@ struct probe_set *observe_begin(struct engine *e, bool prompt)
     uint64_t step = e->steps + 1;
     ob->set.slot = (uint32_t)(step % PROBE_STEPS);
     ob->steps[ob->set.slot] = (struct observe_step){.step = step, .rows = e->batch.n_rows, .pos = (uint32_t)e->batch.pos[e->batch.n_rows - 1], .prompt = prompt};
-    return &ob->set;
+    for (uint32_t i = 0; i < ob->next_set.n_obs; i++) /* whether the NextN block runs after this step is not known yet */
+        memset(&ob->next_set.obs[i].ring[(size_t)ob->set.slot * ob->n_ranks], 0, ob->n_ranks * sizeof *ob->next_set.obs[i].ring);
+    ob->main_set.slot = ob->next_set.slot = ob->set.slot;
+    return &ob->main_set;
+}
+
+const struct probe_set *observe_next(struct engine *e)
+{
+    return e->observe.next_set.n_obs != 0 ? &e->observe.next_set : NULL;
+}
+
+uint32_t observe_n_ops(const struct engine *e)
+{
+    return e->rt->backend->ops->inspects_next ? runtime_n_ops(e->rt) : e->rt->prog.n_ops;
 }
 
 /* Mean rms over the other recorded steps of the same kind, or NAN. */
@@ -355,7 +374,7 @@ struct observe_spec *observe_check(struct engine *e, uint32_t from, uint32_t to)
             struct observe_spec *s = b->spec;
             if ((b->obs->ranks >> r & 1) == 0 || (s->rank >= 0 && (uint32_t)s->rank != r) || !holds(ob, b, r, &value))
                 continue;
-            const char *site = e->rt->prog.ops[b->obs->op].site;
+            const char *site = runtime_op(e->rt, b->obs->op)->site;
             if (s->hit.count++ == 0) {
                 s->hit = (struct observe_hit){.step = ob->steps[ob->set.slot].step, .count = 1, .op = b->obs->op, .rank = (uint16_t)r, .value = value,
                                               .stats = b->obs->ring[(size_t)ob->set.slot * ob->n_ranks + r]};
@@ -409,9 +428,9 @@ json_t *observe_first_bad(const struct engine *e)
             const struct probe_stats *s = &ob->obs[i].ring[k];
             uint64_t step = ob->steps[k / ob->n_ranks].step;
             const char *why = s->nan != 0 ? "nan" : s->inf != 0 ? "inf" : s->n != 0 && s->zeros == s->n ? "allzero" : NULL;
-            const struct op *op = &e->rt->prog.ops[ob->obs[i].op];
+            const struct op *op = runtime_op(e->rt, ob->obs[i].op);
             if (step != 0 && why != NULL && !(why[0] == 'a' && op->out[ob->obs[i].index].layout != OP_REPLICATED)) /* a rank's part may well be zero */
-                earlier(&best, (struct bad){step, op->index, k % ob->n_ranks, why, op->site, s});
+                earlier(&best, (struct bad){step, ob->obs[i].op, k % ob->n_ranks, why, op->site, s});
         }
     for (const struct observe_spec *s = ob->specs; s != NULL; s = s->next)
         if (s->hit.count != 0)

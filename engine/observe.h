@@ -55,7 +55,8 @@ struct observe {
     struct observe_spec *specs;
     uint32_t next_id;
     /* of the present runtime */
-    struct probe_set set;      /* n_obs 0: nothing is armed */
+    struct probe_set set;      /* all observers; n_obs 0: nothing is armed */
+    struct probe_set main_set, next_set; /* those of the main stack and of the NextN block, for the step that runs */
     struct probe_obs *obs;     /* owned; set.obs */
     uint32_t n_binds;
     struct observe_bind *binds; /* owned; by op */
@@ -75,6 +76,10 @@ void observe_close(struct engine *e);
 
 /* The set for the next step, with its slot of the recorder claimed; NULL when nothing is armed. Allocates nothing. */
 struct probe_set *observe_begin(struct engine *e, bool prompt);
+/* The same for the NextN step after that, which shares its slot: of several the last one stays. */
+const struct probe_set *observe_next(struct engine *e);
+/* How many ops there are that could be observed. */
+uint32_t observe_n_ops(const struct engine *e);
 /* Ops [from, to) of the step have run: evaluate their watchpoints, count and remember hits, log. Returns the first that asks to stop, or NULL. */
 struct observe_spec *observe_check(struct engine *e, uint32_t from, uint32_t to);
 

@@ -38,6 +38,8 @@ static struct op *add_op(struct builder *b, enum op_kind kind, const char *site_
     o->layer = (int16_t)b->layer;
     o->index = (uint16_t)b->p->n_ops++;
     size_t n = b->layer >= 0 ? (size_t)snprintf(o->site, sizeof o->site, "blk.%d.", b->layer) : 0;
+    if (b->layer < 0 && b->p->which == PLAN_NEXTN) /* no two ops of a model have one name */
+        n = (size_t)snprintf(o->site, sizeof o->site, "nextn.");
     va_list ap;
     va_start(ap, site_fmt);
     vsnprintf(o->site + n, sizeof o->site - n, site_fmt, ap);
@@ -325,7 +327,7 @@ static void plan_nextn(struct builder *b, uint32_t layer)
     const struct layer_weights *lw = &b->w->layers[layer];
     uint32_t e = b->hp->n_embd;
     const struct weight *last = lw->w[W_HEAD_NORM].data != NULL ? &lw->w[W_HEAD_NORM] : &b->w->output_norm;
-    struct op *o = add_op(b, OP_HIDDEN, "nextn.hidden"); /* first of all: BUF_X still holds what the step before left there */
+    struct op *o = add_op(b, OP_HIDDEN, "hidden"); /* first of all: BUF_X still holds what the step before left there */
     o->in[0] = ref(BUF_X, OP_REPLICATED);
     o->out[0] = ref(BUF_HID, OP_REPLICATED);
     add_weight(b, o, &b->w->output_norm, NULL);

@@ -65,6 +65,7 @@ struct probe_obs {
 struct probe_set {
     uint32_t n_copies;
     const struct probe_copy *copies; /* sorted by op */
+    uint32_t base;                   /* number of the program's first op in obs: those of the NextN block count on from the main stack's */
     uint32_t n_obs;
     const struct probe_obs *obs;     /* sorted by op; those before an op stand before those after it */
     uint32_t slot;                   /* of the rings, for the step that runs: the control thread sets it before the step */

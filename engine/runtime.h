@@ -47,4 +47,20 @@ void runtime_close(struct runtime *rt); /* NULL is allowed */
 /* Resolve the choices again for a new table; on failure the old ones stay. */
 enum rs_result runtime_resolve(struct runtime *rt, const struct patch_table *patches, struct rs_error *err);
 
+/* Ops of the main stack, then those of the NextN block, by one number. */
+static inline uint32_t runtime_n_ops(const struct runtime *rt)
+{
+    return rt->prog.n_ops + (rt->has_nextn ? rt->nextn.n_ops : 0);
+}
+
+static inline const struct program *runtime_prog(const struct runtime *rt, uint32_t op)
+{
+    return op < rt->prog.n_ops ? &rt->prog : &rt->nextn;
+}
+
+static inline const struct op *runtime_op(const struct runtime *rt, uint32_t op)
+{
+    return op < rt->prog.n_ops ? &rt->prog.ops[op] : &rt->nextn.ops[op - rt->prog.n_ops];
+}
+
 #endif

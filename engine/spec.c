@@ -204,7 +204,7 @@ static bool run(struct engine *e)
         ;
     b->bucket = b->bucket < b->cap ? b->bucket : b->cap;
     struct backend_step st = {.prog = &e->rt->nextn, .choices = e->rt->nextn_choices, .batch = b, .generation = e->patches.now.generation,
-                              .graph = e->graph, .graph_guard = e->guard, .fast = e->fast};
+                              .probes = PROBE_BUILT ? observe_next(e) : NULL, .graph = e->graph, .graph_guard = e->guard, .fast = e->fast};
     enum rs_result rc = bk->ops->reserve(bk, b->max_keys, &err);
     if (rc == RS_OK)
         rc = bk->ops->step(bk, &st, &err);
@@ -293,6 +293,8 @@ void spec_draft(struct engine *e)
         take_drafts(e, each);
         guard_leave();
     }
+    if (PROBE_BUILT && e->observe.n_binds != 0) /* a watchpoint of the block says so; it stops nothing, for there is no step to hold */
+        observe_check(e, e->rt->prog.n_ops, observe_n_ops(e));
     double us = (double)(now_us() - t0);
     p->draft_us += us;
     for (uint32_t i = 0; i < e->n_run; i++)

@@ -226,6 +226,46 @@ static void test_short_of_cache(const struct setup *t)
     tap_eq_int(differences(plain, got, t->n), 0, "a cache of 160 tokens for all prompts: the same");
 }
 
+/* The block's ops are ops like any other: in the ledger with their times, to be tapped and watched; looking changes nothing. */
+static void test_visible(const struct setup *t)
+{
+    open_model(t, 2, "graph");
+    answer(t, 0, 2, GREEDY, plain);
+    json_t *o = ec_call(t->e, "ledger", "{}");
+    const json_t *ops = json_object_get(o, "nextn"), *first = json_array_get(ops, 0);
+    tap_ok(json_array_size(ops) > 20 && strcmp(json_string_value(json_object_get(first, "site")), "nextn.hidden") == 0 &&
+               json_is_null(json_array_get(json_object_get(first, "us"), 0)),
+           "without drafts the ledger lists the block's ops, without times");
+    json_decref(o);
+    set_drafts(t, 2);
+    o = ec_call(t->e, "probe.tap", "{\"site\":\"nextn.output.head\",\"what\":\"copy\"}");
+    tap_eq_int((int)number(o, "sites"), 1, "a tap on the block's head");
+    json_decref(o);
+    json_decref(ec_call(t->e, "probe.tap", "{\"site\":\"blk.6.nextn.eh_proj\"}"));
+    answer(t, 0, 2, GREEDY, got);
+    tap_eq_int(differences(plain, got, 2), 0, "tapped: the same text");
+    o = ec_call(t->e, "ledger", "{}");
+    double us = 0;
+    for (size_t i = 0; i < json_array_size(json_object_get(o, "nextn")); i++)
+        us += json_number_value(json_array_get(json_object_get(json_array_get(json_object_get(o, "nextn"), i), "us"), 1));
+    tap_ok(us > 0 && number(o, "nextn_steps") > 0, "with drafts their times too (%.0f us on rank 1)", us);
+    json_decref(o);
+    o = ec_call(t->e, "probe.read", "{\"site\":\"blk.6.nextn.eh_proj\",\"steps\":8}");
+    int seen = 0;
+    const json_t *records = json_object_get(json_array_get(json_object_get(o, "sites"), 0), "records");
+    for (size_t i = 0; i < json_array_size(records); i++)
+        seen += number(json_object_get(json_array_get(records, i), "whole"), "rms") > 0;
+    tap_ok(seen > 0, "%d of the last 8 steps have a record of eh_proj", seen);
+    json_decref(o);
+    float *x = NULL;
+    size_t n = 0;
+    o = ec_blob(t->e, "probe.read", json_pack("{s:s,s:s}", "site", "nextn.output.head", "what", "copy"), &x, &n);
+    tap_ok(n > 0 && n % 2048 == 0 && isfinite(x[0]), "the drafts' logits, %zu values of both ranks together", n);
+    free(x);
+    json_decref(o);
+    json_decref(ec_call(t->e, "probe.untap", "{}"));
+}
+
 static void test_refusal(const struct setup *t)
 {
     char msg[512];
@@ -247,6 +287,7 @@ int main(void)
     test_logprobs(&t);
     test_readings(&t);
     test_short_of_cache(&t);
+    test_visible(&t);
     test_refusal(&t);
     ec_answers_free(t.n, plain);
     ec_answers_free(t.n, got);
