@@ -8,6 +8,7 @@ dist_noinst_DATA += \
 	docs/design.md \
 	docs/grafana.json \
 	docs/img/all.svg \
+	docs/img/concurrency.svg \
 	docs/img/desk.svg \
 	docs/img/garbage.svg \
 	docs/img/light.svg \
