@@ -33,17 +33,9 @@ static const struct opt s_synth[] = {
 
 static enum rs_result add_types(const struct opt_values *v, json_t *args, struct rs_error *err)
 {
-    char *text;
     if (opt_set(v, "type"))
         json_object_set_new(args, "type", js_text(opt_string(v, "type", ""), strlen(opt_string(v, "type", ""))));
-    if (!opt_set(v, "recipe"))
-        return RS_OK;
-    enum rs_result r = cmd_read_text(opt_string(v, "recipe", ""), &text, err);
-    if (r != RS_OK)
-        return r;
-    json_object_set_new(args, "recipe", js_text(text, strlen(text)));
-    free(text);
-    return RS_OK;
+    return oneshot_recipe(v, args, err);
 }
 
 /* Ask an engine without a model; args is consumed. */

@@ -80,10 +80,22 @@ static enum rs_result add_patches(json_t *args, const struct opt_values *v, stru
     return RS_OK;
 }
 
+enum rs_result oneshot_recipe(const struct opt_values *v, json_t *args, struct rs_error *err)
+{
+    char *text;
+    if (!opt_set(v, "recipe"))
+        return RS_OK;
+    enum rs_result r = cmd_read_text(opt_string(v, "recipe", ""), &text, err);
+    if (r != RS_OK)
+        return r;
+    json_object_set_new(args, "recipe", js_text(text, strlen(text)));
+    free(text);
+    return RS_OK;
+}
+
 enum rs_result oneshot_synthetic(const struct opt_values *v, bool file, bool opens, json_t *args, struct rs_error *err)
 {
     static const char *const needy[] = {"layers", "recipe", "rank"};
-    char *text;
     const bool synthetic = opt_set(v, "synthetic");
     for (size_t i = 0; !synthetic && i < (opens ? 3 : 2); i++)
         if (opt_set(v, needy[i]))
@@ -97,14 +109,7 @@ enum rs_result oneshot_synthetic(const struct opt_values *v, bool file, bool ope
         json_object_set_new(args, "layers", json_integer(opt_int(v, "layers", 0)));
     if (opens && opt_set(v, "rank"))
         json_object_set_new(args, "rank", js_text(opt_string(v, "rank", ""), strlen(opt_string(v, "rank", ""))));
-    if (!opt_set(v, "recipe"))
-        return RS_OK;
-    enum rs_result r = cmd_read_text(opt_string(v, "recipe", ""), &text, err);
-    if (r != RS_OK)
-        return r;
-    json_object_set_new(args, "recipe", js_text(text, strlen(text)));
-    free(text);
-    return RS_OK;
+    return oneshot_recipe(v, args, err);
 }
 
 /* "2": how many; "0,2" or "2,": which. */

@@ -16,6 +16,9 @@ struct oneshot {
     struct con con;
 };
 
+/* The text of --recipe, if it was given, into args. */
+enum rs_result oneshot_recipe(const struct opt_values *v, json_t *args, struct rs_error *err);
+
 /* --synthetic, --layers, --recipe and, if the command opens the model, --rank into args as far as they were given. file: a file was named, which
  * excludes them. */
 enum rs_result oneshot_synthetic(const struct opt_values *v, bool file, bool opens, json_t *args, struct rs_error *err);

@@ -224,19 +224,29 @@ static enum rs_result note_key(struct cursor *c, struct gguf_file *f, struct spa
     return r;
 }
 
-static enum rs_result scan_keys(struct cursor *c, struct gguf_file *f)
+/* The name of the i-th key or tensor: neither empty nor with a NUL inside. */
+static enum rs_result take_name(struct cursor *c, struct gguf_file *f, const char *thing, uint64_t most, uint64_t i, struct span *out)
 {
     const struct span nobody = {NULL, 0};
+    const uint64_t at = c->pos;
+    char what[40];
+    snprintf(what, sizeof what, "the name of a %s", thing);
+    enum rs_result r = take_string(c, most, what, nobody, out);
+    if (r != RS_OK)
+        return r;
+    if (out->len != 0 && memchr(out->s, '\0', out->len) == NULL)
+        return RS_OK;
+    return gguf_bad(f, c->err, RS_EFORMAT, at, "%s number %llu %s", thing, (unsigned long long)i, out->len == 0 ? "has no name" : "has a NUL in its name");
+}
+
+static enum rs_result scan_keys(struct cursor *c, struct gguf_file *f)
+{
     f->kv_at = c->pos;
     for (uint64_t i = 0; i < f->n_kv; i++) {
-        uint64_t at = c->pos;
-        struct span key = nobody;
-        enum rs_result r = take_string(c, GGUF_MAX_KEY, "the name of a key", nobody, &key);
+        struct span key = {NULL, 0};
+        enum rs_result r = take_name(c, f, "key", GGUF_MAX_KEY, i, &key);
         if (r != RS_OK)
             return r;
-        if (key.len == 0 || memchr(key.s, '\0', key.len) != NULL)
-            return gguf_bad(f, c->err, RS_EFORMAT, at, "key number %llu %s", (unsigned long long)i,
-                            key.len == 0 ? "has no name" : "has a NUL in its name");
         uint64_t type_at = c->pos;
         const uint8_t *p = take(c, 4, "key", key, &r);
         if (p == NULL)
@@ -252,17 +262,12 @@ static enum rs_result scan_keys(struct cursor *c, struct gguf_file *f)
 
 static enum rs_result scan_infos(struct cursor *c, struct gguf_file *f)
 {
-    const struct span nobody = {NULL, 0};
     f->infos_at = c->pos;
     for (uint64_t i = 0; i < f->n_tensors; i++) {
-        uint64_t at = c->pos;
-        struct span name = nobody;
-        enum rs_result r = take_string(c, GGUF_MAX_NAME, "the name of a tensor", nobody, &name);
+        struct span name = {NULL, 0};
+        enum rs_result r = take_name(c, f, "tensor", GGUF_MAX_NAME, i, &name);
         if (r != RS_OK)
             return r;
-        if (name.len == 0 || memchr(name.s, '\0', name.len) != NULL)
-            return gguf_bad(f, c->err, RS_EFORMAT, at, "tensor number %llu %s", (unsigned long long)i,
-                            name.len == 0 ? "has no name" : "has a NUL in its name");
         const uint8_t *p = take(c, 4, "tensor", name, &r);
         if (p == NULL)
             return r;
