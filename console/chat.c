@@ -77,10 +77,11 @@ static void reset_answer(struct con_answer *a)
     a->stream = 0;
 }
 
-static enum rs_result submit(struct con *con, json_t *segments, bool thinking, bool raw, struct rs_error *err)
+/* Submit segments, or ids (what); the other is NULL. */
+static enum rs_result submit(struct con *con, const char *key, json_t *what, bool thinking, bool raw, struct rs_error *err)
 {
     json_t *args = json_deep_copy(con->sampling), *reply;
-    json_object_set_new(args, "segments", segments);
+    json_object_set_new(args, key, what);
     if (thinking)
         json_object_set_new(args, "thinking", json_true());
     if (con->session != 0)
@@ -90,6 +91,7 @@ static enum rs_result submit(struct con *con, json_t *segments, bool thinking, b
     if (r != RS_OK)
         return r;
     con->answer.stream = (uint32_t)js_int(reply, "stream", 0);
+    con->answer.prompt = js_int(reply, "prompt_tokens", 0);
     con->answer.raw = raw;
     con->answer.running = true;
     json_decref(reply);
@@ -112,14 +114,14 @@ enum rs_result chat_start(struct con *con, struct rs_error *err)
         json_array_append_new(segments, segment(r.segments[i].text, r.segments[i].len, r.segments[i].special));
     bool thinking = r.thinking;
     scr_rendered_fini(&r);
-    return submit(con, segments, thinking, false, err);
+    return submit(con, "segments", segments, thinking, false, err);
 }
 
 enum rs_result chat_start_raw(struct con *con, const char *text, struct rs_error *err)
 {
     json_t *segments = json_array();
     json_array_append_new(segments, segment(text, strlen(text), true));
-    return submit(con, segments, false, true, err);
+    return submit(con, "segments", segments, false, true, err);
 }
 
 /* ---- the stream ---------------------------------------------------------------------------------------------------------------------- */
@@ -404,6 +406,87 @@ enum rs_result chat_again(struct con *con, struct rs_error *err)
     if (c->n == 0)
         return fail_set(err, RS_ESTATE, "nothing to answer yet");
     return answer(con, err);
+}
+
+/* The answer's tokens, without those of its prompt. */
+static enum rs_result answer_ids(struct con *con, json_t **out, struct rs_error *err)
+{
+    json_t *reply;
+    const struct conv *c = &con->conv;
+    if (con->session == 0 || con->answer.running || con->answer.prompt == 0 || c->n == 0 || c->messages[c->n - 1].role != CONV_ASSISTANT)
+        return fail_set(err, RS_ESTATE, "there is no answer of this console to go back in");
+    enum rs_result r = con_request(con, "rewind", json_pack("{s:I, s:i}", "session", con->session, "n", 0), &reply, err);
+    if (r != RS_OK)
+        return r;
+    json_t *ids = json_incref(json_object_get(reply, "ids"));
+    json_decref(reply);
+    for (json_int_t i = 0; i < con->answer.prompt && json_array_size(ids) > 0; i++)
+        json_array_remove(ids, 0);
+    *out = ids;
+    return RS_OK;
+}
+
+/* Show what stays of the answer as if it had just come: its thought, then its text. Returns whether it ends inside the thought. */
+static bool show_kept(struct con *con, const char *kept, bool thought)
+{
+    static const char OPEN[] = "<think>", CLOSE[] = "</think>";
+    const char *close = strstr(kept, CLOSE);
+    if (strncmp(kept, OPEN, sizeof OPEN - 1) == 0) {
+        kept += sizeof OPEN - 1;
+        thought = true;
+    }
+    if (close != NULL) {
+        add_text(con, kept, (size_t)(close - kept), true);
+        kept = close + sizeof CLOSE - 1;
+        thought = false;
+    }
+    add_text(con, kept, strlen(kept), thought);
+    return thought;
+}
+
+/* Have the session's kept tokens go on; on success the answer that was the last message is the one that grows now. */
+static enum rs_result go_on_from(struct con *con, json_t *ids, const char *kept, struct rs_error *err)
+{
+    const json_int_t prompt = con->answer.prompt;
+    const bool began = con->answer.thinking.len > 0, inside = began && strstr(kept, "</think>") == NULL;
+    enum rs_result r = submit(con, "ids", json_incref(ids), inside || strncmp(kept, "<think>", 7) == 0, false, err);
+    if (r != RS_OK)
+        return r;
+    con->answer.prompt = prompt;
+    conv_drop_last(&con->conv);
+    show_kept(con, kept, began);
+    return finish(con, err);
+}
+
+enum rs_result chat_rewind(struct con *con, json_int_t n, bool fork, struct rs_error *err)
+{
+    json_t *own = NULL, *reply, *text;
+    enum rs_result r = answer_ids(con, &own, err);
+    if (r != RS_OK)
+        return r;
+    json_int_t have = (json_int_t)json_array_size(own);
+    json_decref(own);
+    if (n < 0 || n > have)
+        return fail_set(err, RS_EUSAGE, "the answer has %lld tokens", (long long)have);
+    const json_int_t was = con->session;
+    r = con_request(con, fork ? "fork" : "rewind", json_pack("{s:I, s:I}", "session", con->session, "n", n), &reply, err);
+    if (r != RS_OK)
+        return r;
+    json_t *ids = json_incref(json_object_get(reply, "ids")), *kept = json_array();
+    con->session = js_int(reply, "session", con->session);
+    json_decref(reply);
+    for (size_t i = (size_t)con->answer.prompt; i < json_array_size(ids); i++)
+        json_array_append(kept, json_array_get(ids, i));
+    r = con_request(con, "decode", json_pack("{s:o, s:b}", "ids", kept, "special", 1), &text, err);
+    if (r == RS_OK) {
+        out_printf(con->out, OUT_NOTE, "%lld of %lld tokens of the answer stay\n", (long long)(have - n), (long long)have);
+        if (fork)
+            out_printf(con->out, OUT_NOTE, "this is conversation %lld now; /branch %lld is the one that was left\n", (long long)con->session, (long long)was);
+        r = go_on_from(con, ids, js_str(text, "text", ""), err);
+        json_decref(text);
+    }
+    json_decref(ids);
+    return r;
 }
 
 enum rs_result chat_follow(struct con *con, uint32_t stream, struct rs_error *err)

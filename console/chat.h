@@ -27,6 +27,10 @@ enum rs_result chat_go_on(struct con *con, const char *method, json_t *args, str
 /* Answer again after the last message of the person; the answer that was there is replaced. RS_ESTATE: nothing to answer. */
 enum rs_result chat_again(struct con *con, struct rs_error *err);
 
+/* Take the last n tokens of the answer back and have it go on from there with the settings of now; fork: in a copy of the conversation, and the old one
+ * stays in the engine. The cache of what stays is found again. RS_EUSAGE: the answer has fewer tokens; RS_ESTATE: there is none. */
+enum rs_result chat_rewind(struct con *con, json_int_t n, bool fork, struct rs_error *err);
+
 /* Follow the stream of an attached session: show what there is of it and wait for the rest. */
 enum rs_result chat_follow(struct con *con, uint32_t stream, struct rs_error *err);
 

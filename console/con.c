@@ -193,6 +193,8 @@ void con_take_event(struct con *con, const struct rs_event *ev)
     json_t *json = ev->json != NULL ? json_loads(ev->json, JSON_DECODE_ANY, NULL) : NULL;
     if (con->watch != NULL)
         con->watch(con, con->watch_ctx, ev, json);
+    if (con->script != NULL)
+        scr_script_event(con->script, ev);
     switch (ev->type) {
     case RS_EVENT_REPLY: take_reply(con, ev, json); break;
     case RS_EVENT_TOKEN: chat_token(con, ev); break;
@@ -207,9 +209,17 @@ void con_take_event(struct con *con, const struct rs_event *ev)
     json_decref(json);
 }
 
+int con_turn(struct con *con, int timeout_ms)
+{
+    double s = con->script != NULL && con->await_id == 0 ? scr_script_turn(con->script) : -1;
+    if (s < 0 || (timeout_ms >= 0 && s * 1000 >= timeout_ms))
+        return timeout_ms;
+    return s > 1000 ? 1000000 : (int)(s * 1000 + 0.999);
+}
+
 unsigned con_pump(struct con *con, int timeout_ms)
 {
-    unsigned wake = con->wait(con, con->wait_ctx, timeout_ms);
+    unsigned wake = con->wait(con, con->wait_ctx, con_turn(con, timeout_ms));
     if (!(wake & CON_WAKE_ENGINE))
         return wake;
     struct rs_event ev;

@@ -48,6 +48,7 @@ struct con_answer {
     bool in_thinking; /* the part that is on show now */
     bool line_open;   /* something was shown after the last newline */
     struct text_filter filter;
+    json_int_t prompt; /* tokens before the answer; 0: not known */
     struct buf text, thinking;
     json_t *done; /* the DONE object; NULL before it came */
 };
@@ -120,6 +121,10 @@ unsigned con_wait_plain(struct con *con, void *ctx, int timeout_ms);
 
 /* Wait once and handle the events that came. Returns con_wake bits. */
 unsigned con_pump(struct con *con, int timeout_ms);
+
+/* Give scripts that run beside the person their turns. Returns timeout_ms, or less when they want to be called again sooner. con_pump() does this; to be
+ * called by who waits otherwise. */
+int con_turn(struct con *con, int timeout_ms);
 
 /* Handle an event that somebody else has read from the engine: a script that runs on it. */
 void con_take_event(struct con *con, const struct rs_event *ev);

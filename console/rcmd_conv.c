@@ -1,6 +1,7 @@
-/* rcmd_conv.c: /new, /retry, /save, /open: the conversation. */
+/* rcmd_conv.c: /new, /retry, /rewind, /fork, /branch, /save, /open: the conversation. */
 #include "config.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,6 +49,87 @@ const struct rcmd_entry rcmd_retry_entry = {
     .help = "Answers the last message again, with the settings, mode and patches of now. The answer that was there is replaced.",
     .changes = true,
     .exec = exec_retry,
+};
+
+static bool tokens(const char *text, json_int_t *n)
+{
+    char *end;
+    errno = 0;
+    *n = strtoll(text, &end, 10);
+    return *text != '\0' && *end == '\0' && errno == 0 && *n >= 0;
+}
+
+static enum rs_result exec_rewind(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    json_int_t n;
+    return tokens(args, &n) ? chat_rewind(con, n, false, err) : rcmd_usage(self, err);
+}
+
+const struct rcmd_entry rcmd_rewind_entry = {
+    .name = "rewind",
+    .args = "N",
+    .summary = "take the last N tokens of the answer back and have it go on from there",
+    .help = "The answer goes on with the settings, mode and patches of now; what is in the cache of the part that stays is used again. Nothing else changed, the "
+            "same tokens come again.",
+    .changes = true,
+    .exec = exec_rewind,
+};
+
+static enum rs_result exec_fork(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    json_int_t n;
+    return tokens(args, &n) ? chat_rewind(con, n, true, err) : rcmd_usage(self, err);
+}
+
+const struct rcmd_entry rcmd_fork_entry = {
+    .name = "fork",
+    .args = "N",
+    .summary = "as /rewind, in a branch: the conversation as it was stays",
+    .help = "A copy of the conversation without the last N tokens goes on; /branch leads back to the other one.",
+    .changes = true,
+    .exec = exec_fork,
+};
+
+static enum rs_result list_branches(struct con *con, struct rs_error *err)
+{
+    json_t *reply;
+    enum rs_result r = con_request(con, "session.list", NULL, &reply, err);
+    if (r != RS_OK)
+        return r;
+    const json_t *list = json_object_get(reply, "sessions");
+    for (size_t i = json_array_size(list); i-- > 0;) {
+        const json_t *s = json_array_get(list, i);
+        json_int_t id = js_int(s, "session", 0);
+        out_printf(con->out, OUT_TEXT, "%3lld%s\n", (long long)id, id == con->session ? " (this one)" : "");
+    }
+    json_decref(reply);
+    return RS_OK;
+}
+
+static enum rs_result exec_branch(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    json_int_t id;
+    if (args[0] == '\0')
+        return list_branches(con, err);
+    if (!tokens(args, &id))
+        return rcmd_usage(self, err);
+    const json_int_t was = con->session;
+    enum rs_result r = was != 0 ? chat_keep(con, err) : RS_OK;
+    if (r != RS_OK)
+        return r;
+    con->session = 0; /* it stays in the engine */
+    r = chat_attach(con, id, err);
+    if (r != RS_OK && con->session == 0)
+        con->session = was;
+    return r;
+}
+
+const struct rcmd_entry rcmd_branch_entry = {
+    .name = "branch",
+    .args = "[N]",
+    .summary = "list the conversations that the engine holds, or go on with conversation N",
+    .changes = true,
+    .exec = exec_branch,
 };
 
 static enum rs_result exec_save(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)

@@ -1,6 +1,8 @@
 /* rcmd_lua.c: /lua CODE and =EXPR: Lua at the prompt, on the console's own engine. */
 #include "config.h"
 
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -9,6 +11,8 @@
 #include "console/paths.h"
 #include "console/rcmd_list.h"
 #include "console/rcmd_lua.h"
+#include "console/tui_custom.h"
+#include "console/tui_keymap.h"
 #include "lua/scr_script.h"
 
 static void print(void *ctx, const char *text, size_t len)
@@ -40,6 +44,43 @@ static bool reserved(void *ctx, const char *name)
         if (strcmp(rcmd_table[i]->name, name) == 0)
             return true;
     return false;
+}
+
+/* ---- keys and panels ------------------------------------------------------------------------------------------------------------------ */
+
+static void pressed(struct con *con, void *ctx)
+{
+    char id[16];
+    struct rs_error err = {0};
+    snprintf(id, sizeof id, "%u", (unsigned)(uintptr_t)ctx);
+    if (rcmd_lua_call(con, "key", id, &err) != RS_OK)
+        out_error(con->out, "%s", err.msg);
+}
+
+static enum rs_result key(void *ctx, const char *name, const char *place, const char *action, unsigned id, const char *help, struct rs_error *err)
+{
+    (void)ctx;
+    struct tui_bind b = {.key = name, .place = place, .action = action, .fn = action == NULL ? pressed : NULL, .ctx = (void *)(uintptr_t)id, .help = help};
+    return tui_keymap_add(&b, NULL, err);
+}
+
+static enum rs_result unkey(void *ctx, const char *name, const char *place, struct rs_error *err)
+{
+    (void)ctx;
+    return tui_keymap_remove(name, place, err);
+}
+
+static enum rs_result panel(void *ctx, const char *name, const char *title, struct rs_error *err)
+{
+    (void)ctx;
+    struct tui_custom c = {.name = name, .title = title};
+    return title != NULL ? tui_custom_add(&c, err) : tui_custom_remove(name, err);
+}
+
+static enum rs_result panel_text(void *ctx, const char *name, const char *text, size_t len, struct rs_error *err)
+{
+    (void)ctx;
+    return tui_custom_text(name, text, len, err);
 }
 
 /* How a call into Lua ended: the traceback is shown here, the message by who asked. What a script did to the engine is asked for again, because it
@@ -79,7 +120,8 @@ static enum rs_result state_of(struct con *con, struct rs_error *err)
     if (lua == NULL)
         return fail_set(err, RS_ENOTFOUND, "the Lua library is not installed (lua/rs.lua)");
     *strrchr(lua, '/') = '\0';
-    struct scr_host host = {.ctx = con, .print = print, .interrupted = interrupted, .engine = engine, .event = event, .reserved = reserved, .default_model = con->script_model};
+    struct scr_host host = {.ctx = con, .print = print, .interrupted = interrupted, .engine = engine, .event = event, .reserved = reserved,
+                            .key = key, .unkey = unkey, .panel = panel, .panel_text = panel_text, .turns = true, .default_model = con->script_model};
     enum rs_result rc = scr_script_open(&host, lua, &con->script, err);
     free(lua);
     if (rc == RS_OK)
@@ -113,18 +155,25 @@ static enum rs_result exec_run(const struct rcmd_entry *self, struct con *con, c
     char *trace = NULL, *argv[1] = {NULL};
     if (args[0] == '\0')
         return rcmd_usage(self, err);
-    char *path = paths_expand(args);
+    size_t n = strlen(args);
+    bool aside = n > 1 && args[n - 1] == '&' && args[n - 2] == ' ';
+    char *word = xasprintf("%.*s", (int)(aside ? n - 2 : n), args), *path = paths_expand(word);
+    unsigned id;
     enum rs_result rc = state_of(con, err);
-    if (rc == RS_OK)
+    if (rc == RS_OK && aside && (rc = scr_script_start(con->script, path, &id, err)) == RS_OK)
+        out_printf(con->out, OUT_NOTE, "task %u: %s\n", id, word);
+    else if (rc == RS_OK)
         rc = scr_script_file(con->script, path, 0, argv, &trace, err);
     free(path);
-    return finish(con, rc, trace);
+    free(word);
+    return aside ? rc : finish(con, rc, trace);
 }
 
 const struct rcmd_entry rcmd_run_entry = {
     .name = "run",
-    .args = "FILE.lua",
+    .args = "FILE.lua [&]",
     .summary = "run a Lua script on this console's engine",
+    .help = "With & it runs beside what you do: it and other scripts take turns wherever one of them waits. /lua rs.core.cancel(N) ends task N.",
     .complete = RCMD_COMPLETE_FILE,
     .exec = exec_run,
 };

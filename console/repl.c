@@ -164,7 +164,7 @@ static bool batch_wait(struct con *con, int fd)
             {.fd = sig_fd(), .events = POLLIN},
             {.fd = engine ? rs_fd(con->engine) : -1, .events = POLLIN},
         };
-        if (poll(p, 3, -1) < 0)
+        if (poll(p, 3, con_turn(con, -1)) < 0)
             continue;
         if (p[1].revents != 0 || p[2].revents != 0) {
             if (con_pump(con, 0) & (CON_WAKE_INTERRUPT | CON_WAKE_END))

@@ -97,10 +97,18 @@ function commands.bisect(args)
   end)
   local nb <close> = book()
   local found, probes = resumable(nb, "/bisect " .. exp.name(patches) .. " : " .. question, function(known)
-    return exp.bisect(patches, function() return ids() ~= good end, function(c, bad) print(("%-60s %s"):format(exp.name(c), bad and "bad" or "good")) end, known)
+    return exp.bisect(patches, function() return ids() ~= good end, function(c, bad, left)
+      print(("%-60s %-4s %s"):format(exp.name(c), bad and "bad" or "good", left >= 1 and ("at most %.0f s left"):format(left) or ""))
+    end, known)
   end)
   if found == nil then print("together they do not change the answer")
   else print(("the smallest set that changes the answer: %s (%d probes)"):format(exp.name(found), probes)) end
+end
+
+-- A key that a script has bound to a function was pressed.
+function commands.key(id)
+  local fn = rs.key.functions[math.tointeger(tonumber(id))]
+  if fn then fn() end
 end
 
 function commands.weights(args)

@@ -198,8 +198,14 @@ local function with(config, name, level)
   return c
 end
 
---- Main effects and two-way interactions on agreement (0..1) and speed: list of {factor=, level=, agreement=, tok_per_s=} and
---- {a=, level_a=, b=, level_b=, agreement=}.
+local function one(right) return right and 1 or 0 end
+
+-- How far an arm's median speed may be off, as a fraction: half of what its repeats span.
+local function unsure(arm) return arm.spread / (2 * arm.tok_per_s) end
+
+--- Main effects and two-way interactions on the verdict (share of settings with right answers, 0..1), agreement (0..1) and speed (as a fraction): lists main
+--- {factor=, level=, right=, agreement=, speed=, noise=} and pairs {a=, level_a=, b=, level_b=, right=, agreement=, speed=, noise=}. An interaction is what
+--- both together do beyond the sum of what each does alone. noise: what the spread between repeats leaves uncertain of a speed; nil with one repeat.
 ---@param r table result of exp.run
 ---@return table
 function exp.effects(r)
@@ -208,14 +214,15 @@ function exp.effects(r)
   for _, name in ipairs(r.names) do
     local base = r.factors[name][1]
     for l = 2, #r.factors[name] do
-      local level, n, da, ds = r.factors[name][l], 0, 0, 0
+      local level, n, dr, da, ds, noise = r.factors[name][l], 0, 0, 0, 0, 0
       for _, arm in ipairs(r.arms) do
         if arm.config[name] == level then
           local b = find(r, with(arm.config, name, base))
-          n, da, ds = n + 1, da + arm.agreement - b.agreement, ds + arm.tok_per_s / b.tok_per_s - 1
+          n, dr, da, ds = n + 1, dr + one(arm.right) - one(b.right), da + arm.agreement - b.agreement, ds + arm.tok_per_s / b.tok_per_s - 1
+          noise = noise + unsure(arm) ^ 2 + unsure(b) ^ 2
         end
       end
-      main[#main + 1] = {factor = name, level = level, agreement = da / n, speed = ds / n}
+      main[#main + 1] = {factor = name, level = level, right = dr / n, agreement = da / n, speed = ds / n, noise = r.repeats > 1 and math.sqrt(noise) / n or nil}
     end
   end
   for i, a in ipairs(r.names) do
@@ -223,15 +230,19 @@ function exp.effects(r)
       local b = r.names[j]
       for la = 2, #r.factors[a] do
         for lb = 2, #r.factors[b] do
-          local n, d = 0, 0
+          local n, dr, d, ds, noise = 0, 0, 0, 0, 0
           for _, arm in ipairs(r.arms) do
             if arm.config[a] == r.factors[a][la] and arm.config[b] == r.factors[b][lb] then
               local a0, b0 = with(arm.config, a, r.factors[a][1]), with(arm.config, b, r.factors[b][1])
-              local none = with(a0, b, r.factors[b][1])
-              n, d = n + 1, d + arm.agreement - find(r, a0).agreement - find(r, b0).agreement + find(r, none).agreement
+              local only_b, only_a, none = find(r, a0), find(r, b0), find(r, with(a0, b, r.factors[b][1]))
+              n, d = n + 1, d + arm.agreement - only_b.agreement - only_a.agreement + none.agreement
+              dr = dr + one(arm.right) - one(only_b.right) - one(only_a.right) + one(none.right)
+              ds = ds + arm.tok_per_s * none.tok_per_s / (only_a.tok_per_s * only_b.tok_per_s) - 1
+              for _, x in ipairs{arm, only_a, only_b, none} do noise = noise + unsure(x) ^ 2 end
             end
           end
-          pairs_[#pairs_ + 1] = {a = a, level_a = r.factors[a][la], b = b, level_b = r.factors[b][lb], agreement = d / n}
+          pairs_[#pairs_ + 1] = {a = a, level_a = r.factors[a][la], b = b, level_b = r.factors[b][lb], right = dr / n, agreement = d / n, speed = ds / n,
+                                 noise = r.repeats > 1 and math.sqrt(noise) / n or nil}
         end
       end
     end
@@ -259,6 +270,21 @@ local function condition(r, name, flipped, kept)
       for _, c in ipairs(flipped) do shared = shared and c[other] == level end
       for _, c in ipairs(kept) do shared = shared and c[other] ~= level end
       if shared then return other, level end
+    end
+  end
+end
+
+-- A speed that is sure to be another: more than the noise, and than 2 %. One repeat says nothing about noise, so nothing is said then.
+local function sure(e) return e.noise and math.abs(e.speed) > math.max(0.02, e.noise) end
+
+local function speed_sentences(effects, out)
+  local function percent(x) return ("%.0f %% %s"):format(math.abs(x) * 100, x > 0 and "faster" or "slower") end
+  for _, e in ipairs(effects.main) do
+    if sure(e) then out[#out + 1] = ("%s=%s is %s (+- %.0f)"):format(e.factor, e.level, percent(e.speed), e.noise * 100) end
+  end
+  for _, e in ipairs(effects.pairs) do
+    if sure(e) then
+      out[#out + 1] = ("%s=%s and %s=%s together are %s than each alone would make them (+- %.0f)"):format(e.a, e.level_a, e.b, e.level_b, percent(e.speed), e.noise * 100)
     end
   end
 end
@@ -300,6 +326,7 @@ function exp.sentences(r)
       out[#out + 1] = ("%s %s"):format(name, matters and "matters" or "does not matter")
     end
   end
+  speed_sentences(exp.effects(r), out)
   return out
 end
 
@@ -332,21 +359,24 @@ function exp.effects_text(r)
   want("exp.effects_text", "r", r, "table")
   local lines = {}
   for _, e in ipairs(r.effects.main) do
-    lines[#lines + 1] = ("%s=%s: agreement %+.1f points, speed %+.1f %%"):format(e.factor, e.level, e.agreement * 100, e.speed * 100)
+    lines[#lines + 1] = ("%s=%s: right answers %+.1f points, agreement %+.1f points, speed %+.1f %%"):format(e.factor, e.level, e.right * 100, e.agreement * 100,
+      e.speed * 100)
   end
   for _, e in ipairs(r.effects.pairs) do
-    if math.abs(e.agreement) > 0.02 then
-      lines[#lines + 1] = ("%s=%s x %s=%s: %+.1f points beyond the sum of both"):format(e.a, e.level_a, e.b, e.level_b, e.agreement * 100)
+    if math.abs(e.agreement) > 0.02 or math.abs(e.right) > 0.02 or sure(e) then
+      lines[#lines + 1] = ("%s=%s x %s=%s: right answers %+.1f, agreement %+.1f points, speed %+.1f %% beyond both alone"):format(e.a, e.level_a, e.b, e.level_b,
+        e.right * 100, e.agreement * 100, e.speed * 100)
     end
   end
   return table.concat(lines, "\n")
 end
 
 --- The smallest part of `patches` ({slot=impl}) that is still bad (delta debugging; interactions are found, because subsets are tried together).
---- bad(config) -> true when the configuration shows the fault. log(config, is_bad) is called for every probe. -> config, number of probes.
+--- bad(config) -> true when the configuration shows the fault. log(config, is_bad, seconds_left) is called for every probe; seconds_left is at most, should
+--- nothing more be found at once. -> config, number of probes.
 ---@param patches table
 ---@param bad fun(config: table): boolean
----@param log? fun(config: table, is_bad: boolean)
+---@param log? fun(config: table, is_bad: boolean, seconds_left: number)
 ---@param known? table what probes have shown, by name of the configuration; filled in, so that a bisection which was stopped goes on from it
 ---@return table|nil config nil: all together are not bad
 ---@return integer probes
@@ -357,6 +387,17 @@ function exp.bisect(patches, bad, log, known)
   if known ~= nil then want("exp.bisect", "known", known, "table") end
   local probes = 0
   known = known or {}
+  local set, n, t0 = sorted(patches), 2, rs.now()
+  -- Probes that may still come: the parts and their rests at this fineness, then at twice that, as long as there are keys to part.
+  local function left()
+    local sum, fine = 0, n
+    while #set >= 2 do
+      sum = sum + 2 * math.min(fine, #set)
+      if fine >= #set then break end
+      fine = fine * 2
+    end
+    return sum
+  end
   local function test(keys)
     local c = {}
     for _, k in ipairs(keys) do c[k] = patches[k] end
@@ -368,13 +409,11 @@ function exp.bisect(patches, bad, log, known)
         exp.apply(c)
         return bad(c)
       end) and true or false
-      if log then log(c, known[name]) end
+      if log then log(c, known[name], (rs.now() - t0) / probes * left()) end
     end
     return known[name]
   end
-  local set = sorted(patches)
   if not test(set) then return nil, probes end
-  local n = 2
   while #set >= 2 do
     local size, reduced = math.max(1, #set // n), false
     for at = 1, #set, size do

@@ -12,6 +12,8 @@ librslua_a_SOURCES = \
 	lua/scr_script.h \
 	lua/scr_state.c \
 	lua/scr_state.h \
+	lua/scr_task.c \
+	lua/scr_task.h \
 	lua/scr_template.c \
 	lua/scr_template.h \
 	lua/scr_words.c

@@ -37,7 +37,10 @@ end
 -- One engine per state: the console's own, or one made in this process when it is first needed.
 local handle
 local generation = 0 -- of the open model: objects of an older one are dead
-local listeners, finished = {}, {} -- by type of event; by stream
+local listeners, finished = {}, {} -- by type of event; streams that were waited for
+local wanted = {}  -- by stream: the list that its events go to, for the task that waits for it
+local backlog, backlog_first, backlog_last = {}, 1, 0 -- events that nobody has asked for yet
+local lost = false
 
 local function engine()
   if handle == nil then handle = core.host_engine() or core.local_engine() end
@@ -64,11 +67,13 @@ function rs.connect(name)
   local h = core.connect(name)
   h:call("hello", {protocol = 1, client = "lua", control = true})
   if handle ~= nil then handle:close() end
-  handle, finished = h, {} -- the ids of streams are the engine's
+  handle, finished, wanted, lost = h, {}, {}, false -- the ids of streams are the engine's
+  backlog, backlog_first, backlog_last = {}, 1, 0
   generation = generation + 1
 end
 
---- Call fn(event) for every event of a type ("token", "done", "state", "stopped", "log", ...) that a wait comes across.
+--- Call fn(event) for every event of a type ("token", "done", "state", "stopped", "log", ...) that a wait comes across. It runs as a task of its own: it may
+--- wait, and then goes on beside who waited first.
 ---@param kind string
 ---@param fn fun(event: table)
 ---> local n = 0; rs.on("token", function() n = n + 1 end); rs.ask("Hello", {max_tokens = 4}); print(n)
@@ -79,21 +84,98 @@ function rs.on(kind, fn)
   table.insert(listeners[kind], fn)
 end
 
-local function next_event(timeout_s)
-  local ev = engine():next(timeout_s)
-  for _, fn in ipairs(ev and listeners[ev.type] or {}) do fn(ev) end
-  if ev and ev.type == "lost" then error("the engine is gone", 0) end
-  if ev and ev.type == "done" then finished[ev.id] = true end
-  return ev
+-- Whoever waits reads for all: an event goes to who wants it, else it is kept.
+local function route(ev)
+  for _, fn in ipairs(listeners[ev.type] or {}) do core.spawn(fn, ev) end
+  if ev.type == "lost" then lost = true end
+  local list = (ev.type == "token" or ev.type == "done") and wanted[ev.id]
+  if list then
+    list[#list + 1] = ev
+    return
+  end
+  backlog_last = backlog_last + 1
+  backlog[backlog_last] = ev
+  if backlog_last - backlog_first >= 65536 then
+    backlog[backlog_first] = nil
+    backlog_first = backlog_first + 1
+  end
 end
 
---- The next event of the engine, or nil when none came in time.
+-- Read once, waiting for it until then; returns also when another task has read.
+local function pump(until_s)
+  if lost then error("the engine is gone", 0) end
+  local ev = engine():next(math.max(0, until_s - core.now()))
+  if ev then route(ev) end
+end
+
+--- The next event of the engine that nobody waits for otherwise, or nil when none came in time.
 ---@param timeout_s? number
 ---@return table|nil
 ---> print(rs.next_event(0.01))
 function rs.next_event(timeout_s)
   if timeout_s ~= nil then want("rs.next_event", "timeout_s", timeout_s, "number") end
-  return next_event(timeout_s or 600)
+  local until_s = core.now() + (timeout_s or 600)
+  repeat
+    if backlog_first <= backlog_last then
+      local ev = backlog[backlog_first]
+      backlog[backlog_first] = nil
+      backlog_first = backlog_first + 1
+      return ev
+    end
+    pump(until_s)
+  until core.now() >= until_s and backlog_first > backlog_last
+  return nil
+end
+
+-- ---- tasks ------------------------------------------------------------------------------------------------------------------------
+
+---@class rs.task
+local Task = {}
+Task.__index = Task
+Task.__name = "rs.task"
+Task.__tostring = function(t) return ("task %d (%s)"):format(t.id or 0, t.done and (t.error and "failed" or "done") or "running") end
+
+--- Run fn(...) as a task beside this one: it runs until it waits, then both take turns wherever one waits. Scripts, lines at the prompt and handlers are
+--- tasks too.
+---@param fn function
+---@return rs.task
+---> local t = rs.spawn(function(q) return rs.ask(q, {max_tokens = 4}).text end, "Hello"); print(t:wait())
+function rs.spawn(fn, ...)
+  want("rs.spawn", "fn", fn, "function")
+  local t = setmetatable({done = false}, Task)
+  t.id = core.spawn(function(...)
+    local r = table.pack(pcall(fn, ...))
+    t.done = true
+    if r[1] then t.results = table.move(r, 2, r.n, 1, {n = r.n - 1}) else t.error = r[2] end
+    if t.error and not t.waited then error(t.error, 0) end -- nobody else will say it
+  end, ...)
+  return t
+end
+
+--- Wait for its end -> what its function gave; what it raised is raised.
+---@param timeout_s? number
+---@return any ...
+---> print(rs.spawn(function() rs.sleep(0.01) return 1, 2 end):wait())
+function Task:wait(timeout_s)
+  if getmetatable(self) ~= Task then error("task:wait: a task expected (call with ':')", 2) end
+  if timeout_s ~= nil then want("task:wait", "timeout_s", timeout_s, "number") end
+  local until_s = core.now() + (timeout_s or 1e9)
+  self.waited = true
+  while not self.done and core.running(self.id) do
+    if core.now() >= until_s then error("task:wait: it has not ended in time", 2) end
+    core.pause(math.min(1, until_s - core.now()))
+  end
+  if self.error then error(self.error, 0) end
+  if not self.done then error("the task was cancelled", 2) end
+  return table.unpack(self.results, 1, self.results.n)
+end
+
+--- End it: where it waits or runs an error is raised in it.
+---> local t = rs.spawn(rs.sleep, 100); t:cancel()
+function Task:cancel()
+  if getmetatable(self) ~= Task then error("task:cancel: a task expected (call with ':')", 2) end
+  self.waited = true
+  core.cancel(self.id)
 end
 
 -- ---- models -----------------------------------------------------------------------------------------------------------------------
@@ -266,17 +348,33 @@ function rs.wait(streams, on_token)
     left = left + 1
     out[id] = {ids = {}}
   end
-  while left > 0 do
-    local ev = next_event(600)
-    local r = ev and out[ev.id]
-    if r and ev.type == "token" then
-      if ev.token >= 0 then r.ids[#r.ids + 1] = ev.token end
-      if on_token then on_token(ev) end
-    elseif r and ev.type == "done" then
-      for k, v in pairs(ev.data) do r[k] = v end
-      left = left - 1
+  for id in pairs(out) do wanted[id] = wanted[id] or {} end
+  for i = backlog_first, backlog_last do -- what has come already
+    local ev = backlog[i]
+    if out[ev.id] and (ev.type == "token" or ev.type == "done") then
+      table.insert(wanted[ev.id], ev)
+      backlog[i] = {type = "taken", id = ev.id}
     end
   end
+  local done = {}
+  while left > 0 do
+    for id, r in pairs(out) do
+      local list = wanted[id]
+      for i = (done[id] or 0) + 1, #list do
+        local ev = list[i]
+        done[id], list[i] = i, true
+        if ev.type == "token" then
+          if ev.token >= 0 then r.ids[#r.ids + 1] = ev.token end
+          if on_token then on_token(ev) end
+        else
+          for k, v in pairs(ev.data) do r[k] = v end
+          left, finished[id] = left - 1, true
+        end
+      end
+    end
+    if left > 0 then pump(core.now() + 600) end
+  end
+  for id in pairs(out) do wanted[id] = nil end
   return out
 end
 
@@ -469,6 +567,82 @@ end
 function rs.cmd.remove(name)
   want("rs.cmd.remove", "name", name, "string")
   core.commands[name] = nil
+end
+
+-- ---- keys and panels --------------------------------------------------------------------------------------------------------------
+
+rs.key = {functions = {}}
+
+--- Bind a key of the console's panels: to an action or a command line ("zoom", "/stats", "=rs.mode()"), or to a function. Options: place (anywhere, panels,
+--- input, chat, log, ranks, allreduce, step, ops, patches, custom ...; /bind lists them), help (for the overlay).
+---@param key string "F5", "C-t", "M-d", "x"
+---@param action string|function
+---@param opts? table
+---> print(pcall(rs.key.map, "F5", "/stats"))
+function rs.key.map(key, action, opts)
+  want("rs.key.map", "key", key, "string")
+  local o = options("rs.key.map", opts, {"place", "help"})
+  for k, v in pairs(o) do want("rs.key.map", k, v, "string") end
+  if type(action) == "function" then
+    local id = #rs.key.functions + 1
+    core.key(key, o.place, nil, id, o.help or "a script's")
+    rs.key.functions[id] = action
+  else
+    core.key(key, o.place, want("rs.key.map", "action", action, "string"), 0, o.help)
+  end
+end
+
+--- Take an added binding away; the key means what it meant before.
+---@param key string
+---@param place? string all of them without it
+---> print(pcall(rs.key.unmap, "F5"))
+function rs.key.unmap(key, place)
+  want("rs.key.unmap", "key", key, "string")
+  if place ~= nil then want("rs.key.unmap", "place", place, "string") end
+  core.unkey(key, place)
+end
+
+rs.panel = {}
+local panels = {} -- by name: the task that renews its text
+
+--- Add a panel to the console; /layout shows it by its name. Options: title, fn (gives its text, lines apart by newlines), every_s (how often fn is asked; 1).
+--- fn runs as a task: it may ask the engine and wait.
+---@param name string letters, digits and -
+---@param opts? table
+---> print(pcall(rs.panel.add, "mine", {title = "Mine", fn = function() return "tokens: " .. rs.call("stats").tokens end}))
+function rs.panel.add(name, opts)
+  want("rs.panel.add", "name", name, "string")
+  local o = options("rs.panel.add", opts, {"title", "fn", "every_s"})
+  if o.title ~= nil then want("rs.panel.add", "title", o.title, "string") end
+  if o.every_s ~= nil then want("rs.panel.add", "every_s", o.every_s, "number") end
+  if o.fn ~= nil then want("rs.panel.add", "fn", o.fn, "function") end
+  core.panel(name, o.title or name)
+  if panels[name] then panels[name]:cancel() end
+  panels[name] = o.fn and rs.spawn(function()
+    while true do
+      core.panel_text(name, tostring(o.fn()))
+      core.sleep(math.max(0.1, o.every_s or 1))
+    end
+  end) or nil
+end
+
+--- Replace the text of a panel.
+---@param name string
+---@param text string
+---> print(pcall(rs.panel.text, "mine", "hello"))
+function rs.panel.text(name, text)
+  want("rs.panel.text", "name", name, "string")
+  core.panel_text(name, want("rs.panel.text", "text", text, "string"))
+end
+
+--- Take a panel away.
+---@param name string
+---> print(pcall(rs.panel.remove, "mine"))
+function rs.panel.remove(name)
+  want("rs.panel.remove", "name", name, "string")
+  if panels[name] then panels[name]:cancel() end
+  panels[name] = nil
+  core.panel(name, nil)
 end
 
 require "look"(rs)

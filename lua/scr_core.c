@@ -3,6 +3,7 @@
 #include "lua/scr_core.h"
 
 #include <math.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -14,14 +15,21 @@
 #include "lua/scr_notebook.h"
 #include "lua/scr_script.h"
 #include "lua/scr_state.h"
+#include "lua/scr_task.h"
 
 #define HANDLE "rs.engine"
 #define MAX_QUEUE 65536 /* events */
+#define HANDLES "rs.handles" /* in the registry: struct handle * -> its userdata, weak */
+enum { MAX_HANDLES = 32, READ_AT_ONCE = 256 };
 
 /* A handle on an engine. borrowed: the console's own, which a script must not close. */
 struct handle {
+    struct handle *next;     /* in the list of the script */
     struct rs_engine *e;
     bool borrowed;
+    bool gone;               /* err says why nothing can be read any more */
+    struct rs_error err;
+    unsigned long seen;      /* events that were queued so far */
     lua_Integer first, last; /* of the queue in user value 1: (first, last] */
     enum rs_event_type newest; /* of the queue */
 };
@@ -65,13 +73,28 @@ static int error_tostring(lua_State *L)
     return 1;
 }
 
+/* User value 1: the queue; 2: replies that somebody waits for, by id: true, or {status, json, blob}. */
 static struct handle *new_handle(lua_State *L)
 {
-    struct handle *h = lua_newuserdatauv(L, sizeof *h, 1);
+    void **list = scr_script_handles(L);
+    int n = 0;
+    for (struct handle *x = *list; x != NULL; x = x->next)
+        n++;
+    if (n >= MAX_HANDLES)
+        luaL_error(L, "more than %d engines", MAX_HANDLES);
+    struct handle *h = lua_newuserdatauv(L, sizeof *h, 2);
     *h = (struct handle){.e = NULL};
     lua_newtable(L);
     lua_setiuservalue(L, -2, 1);
+    lua_newtable(L);
+    lua_setiuservalue(L, -2, 2);
+    lua_getfield(L, LUA_REGISTRYINDEX, HANDLES);
+    lua_pushvalue(L, -2);
+    lua_rawsetp(L, -2, h);
+    lua_pop(L, 1);
     luaL_setmetatable(L, HANDLE);
+    h->next = *list;
+    *list = h;
     return h;
 }
 
@@ -119,6 +142,15 @@ static int core_host(lua_State *L)
 static int handle_close(lua_State *L)
 {
     struct handle *h = luaL_checkudata(L, 1, HANDLE);
+    void **list = scr_script_handles(L);
+    for (struct handle *x = *list, *before = NULL; x != NULL; before = x, x = x->next)
+        if (x == h) {
+            if (before != NULL)
+                before->next = h->next;
+            else
+                *list = h->next;
+            break;
+        }
     if (h->e != NULL && !h->borrowed)
         rs_engine_close(h->e);
     h->e = NULL;
@@ -180,10 +212,10 @@ static void push_event(lua_State *L, const struct rs_event *ev)
 
 /* Events that came while a reply was waited for: queue[first .. last] in the handle's user value, oldest first. Nobody may ever ask for them, so the
  * oldest goes when there are too many; of states and progress only the newest counts. */
-static void queue_event(lua_State *L, struct handle *h, const struct rs_event *ev)
+static void queue_event(lua_State *L, int at, struct handle *h, const struct rs_event *ev)
 {
     bool again = (ev->type == RS_EVENT_STATE || ev->type == RS_EVENT_PROGRESS) && h->first != h->last && h->newest == ev->type;
-    lua_getiuservalue(L, 1, 1);
+    lua_getiuservalue(L, at, 1);
     push_event(L, ev);
     lua_rawseti(L, -2, again ? h->last : ++h->last);
     h->newest = ev->type;
@@ -207,35 +239,107 @@ static bool unqueue_event(lua_State *L, struct handle *h)
     return true;
 }
 
-/* Wait for the next event in slices, so that the operator can interrupt; false when none came in time. */
-static bool wait_event(lua_State *L, struct handle *h, double until, struct rs_event *ev)
+/* A reply: kept if somebody waits for it. */
+static void keep_reply(lua_State *L, int at, const struct rs_event *ev)
+{
+    lua_getiuservalue(L, at, 2);
+    if (lua_rawgeti(L, -1, ev->id) != LUA_TNIL) {
+        lua_createtable(L, 3, 0);
+        lua_pushinteger(L, ev->status);
+        lua_rawseti(L, -2, 1);
+        if (ev->json != NULL) {
+            lua_pushstring(L, ev->json);
+            lua_rawseti(L, -2, 2);
+        }
+        if (ev->blob != NULL) {
+            lua_pushlstring(L, ev->blob, ev->blob_len);
+            lua_rawseti(L, -2, 3);
+        }
+        lua_rawseti(L, -3, ev->id);
+    }
+    lua_pop(L, 2);
+}
+
+static void take(lua_State *L, struct handle *h, const struct rs_event *ev)
+{
+    lua_getfield(L, LUA_REGISTRYINDEX, HANDLES);
+    lua_rawgetp(L, -1, h);
+    if (ev->type == RS_EVENT_REPLY) {
+        keep_reply(L, lua_gettop(L), ev);
+    } else {
+        queue_event(L, lua_gettop(L), h, ev);
+        h->seen++;
+    }
+    scr_script_tasks(L)->news++;
+    lua_pop(L, 2);
+}
+
+/* What has come from one engine; the console sees what comes from its own. */
+static bool drain(lua_State *L, struct handle *h)
 {
     const struct scr_host *host = scr_script_host(L);
-    struct rs_error err;
-    for (;;) {
-        double left = until - now_s();
-        if (scr_script_interrupted(L))
-            luaL_error(L, "interrupted");
-        enum rs_result rc = rs_next(h->e, left <= 0 ? 0 : left < 0.05 ? (int)(left * 1000) + 1 : 50, ev, &err);
-        if (rc == RS_OK) {
-            if (h->borrowed && host->event != NULL && ev->type != RS_EVENT_REPLY)
-                host->event(host->ctx, ev);
+    struct scr_tasks *ts = scr_script_tasks(L);
+    struct rs_event ev;
+    for (int i = 0; i < READ_AT_ONCE && h->e != NULL && !h->gone; i++) {
+        enum rs_result rc = rs_next(h->e, 0, &ev, &h->err);
+        if (rc == RS_ETIMEOUT)
+            return i > 0;
+        if (rc != RS_OK) {
+            h->gone = true;
+            ts->news++;
             return true;
         }
-        if (rc != RS_ETIMEOUT)
-            raise(L, &err);
-        if (left <= 0)
-            return false;
+        if (h->borrowed && host->event != NULL && ev.type != RS_EVENT_REPLY) {
+            ts->reading = true;
+            host->event(host->ctx, &ev);
+            ts->reading = false;
+        }
+        take(L, h, &ev);
+    }
+    return true;
+}
+
+void scr_core_read(lua_State *L, int timeout_ms, bool own)
+{
+    struct pollfd p[MAX_HANDLES];
+    nfds_t n = 0;
+    bool got = false;
+    luaL_checkstack(L, 20, NULL);
+    for (int pass = 0; pass < 2 && !got; pass++) {
+        for (struct handle *h = *scr_script_handles(L); h != NULL; h = h->next)
+            if (h->e != NULL && !h->gone && !(own && h->borrowed))
+                got |= drain(L, h);
+        if (got || pass == 1 || timeout_ms <= 0)
+            return;
+        for (struct handle *h = *scr_script_handles(L); h != NULL && n < MAX_HANDLES; h = h->next)
+            if (h->e != NULL && !h->gone && !(own && h->borrowed))
+                p[n++] = (struct pollfd){.fd = rs_fd(h->e), .events = POLLIN};
+        poll(p, n, timeout_ms);
     }
 }
 
-/* A failed request in the engine's own words. */
-static int raise_reply(lua_State *L, const struct rs_event *ev)
+void scr_core_offer(lua_State *L, const struct rs_event *ev)
 {
-    struct rs_error err = {.code = ev->status};
-    json_t *v = ev->json != NULL ? json_loads(ev->json, 0, NULL) : NULL;
+    for (struct handle *h = *scr_script_handles(L); h != NULL; h = h->next)
+        if (h->e != NULL && h->borrowed)
+            take(L, h, ev);
+}
+
+bool scr_core_owns(lua_State *L)
+{
+    for (struct handle *h = *scr_script_handles(L); h != NULL; h = h->next)
+        if (h->e != NULL && !h->borrowed)
+            return true;
+    return false;
+}
+
+/* A failed request in the engine's own words. */
+static int raise_reply(lua_State *L, enum rs_result status, const char *json)
+{
+    struct rs_error err = {.code = status};
+    json_t *v = json != NULL ? json_loads(json, 0, NULL) : NULL;
     const char *msg = json_string_value(json_object_get(json_object_get(v, "error"), "message"));
-    scr_state_error(&err, ev->status, "%s", msg != NULL ? msg : rs_result_name(ev->status));
+    scr_state_error(&err, status, "%s", msg != NULL ? msg : rs_result_name(status));
     json_decref(v);
     return raise(L, &err);
 }
@@ -247,57 +351,97 @@ static double deadline(lua_State *L, int idx)
     return now_s() + (s >= 0 && s < 1e9 ? s : 1e9);
 }
 
+/* Waits for the reply. On the stack: 1 the handle, 2 the method, 5 the id, 6 until when. */
+static int call_k(lua_State *L, int status, lua_KContext ctx)
+{
+    (void)status, (void)ctx;
+    lua_Integer id = lua_tointeger(L, 5);
+    double until = lua_tonumber(L, 6);
+    for (;;) {
+        struct handle *h = lua_touserdata(L, 1);
+        (void)check(L);
+        scr_task_check(L);
+        lua_settop(L, 6);
+        lua_getiuservalue(L, 1, 2);
+        if (lua_rawgeti(L, -1, id) == LUA_TTABLE) {
+            lua_pushnil(L);
+            lua_rawseti(L, -3, id);
+            break;
+        }
+        if (h->gone)
+            return raise(L, &h->err);
+        if (now_s() >= until)
+            return luaL_error(L, "%s: no reply in time", lua_tostring(L, 2));
+        if (scr_task_can_yield(L))
+            return scr_task_yield(L, until, 0, call_k);
+        scr_task_block(L, until);
+    }
+    lua_rawgeti(L, 8, 1);
+    lua_rawgeti(L, 8, 2);
+    const char *json = lua_tostring(L, -1);
+    enum rs_result rc = (enum rs_result)lua_tointeger(L, -2);
+    if (rc != RS_OK)
+        return raise_reply(L, rc, json);
+    if (json != NULL)
+        scr_json_decode(L, json, strlen(json));
+    else
+        lua_newtable(L);
+    lua_rawgeti(L, 8, 3);
+    return 2;
+}
+
 /* h:call(method, args, timeout_s) -> reply, blob */
 static int handle_call(lua_State *L)
 {
     struct rs_engine *e = check(L);
-    struct handle *h = lua_touserdata(L, 1);
     const char *method = luaL_checkstring(L, 2);
     double until = deadline(L, 4);
+    lua_settop(L, 4);
     const char *args = args_text(L, 3);
     struct rs_error err;
-    struct rs_event ev;
     uint32_t id;
     if (rs_send(e, method, args, &id, &err) != RS_OK)
         return raise(L, &err);
-    for (;;) {
-        if (!wait_event(L, h, until, &ev))
-            return luaL_error(L, "%s: no reply in time", method);
-        if (ev.type == RS_EVENT_LOST)
-            return luaL_error(L, "the engine is gone");
-        if (ev.type == RS_EVENT_REPLY && ev.id == id)
-            break;
-        if (ev.type != RS_EVENT_REPLY) /* else: an answer that nobody waits for any more */
-            queue_event(L, h, &ev);
-    }
-    if (ev.status != RS_OK)
-        return raise_reply(L, &ev);
-    if (ev.json != NULL)
-        scr_json_decode(L, ev.json, strlen(ev.json));
-    else
-        lua_newtable(L);
-    if (ev.blob != NULL)
-        lua_pushlstring(L, ev.blob, ev.blob_len);
-    else
-        lua_pushnil(L);
-    return 2;
+    lua_settop(L, 4);
+    lua_pushinteger(L, id);
+    lua_pushnumber(L, until);
+    lua_getiuservalue(L, 1, 2);
+    lua_pushboolean(L, 1);
+    lua_rawseti(L, -2, id);
+    return call_k(L, LUA_OK, 0);
 }
 
-/* h:next(timeout_s) -> event table, or nil when there was none. Raises when the operator interrupts. */
+/* On the stack: 1 the handle, 3 until when; ctx: events that had been queued when the wait began. */
+static int next_k(lua_State *L, int status, lua_KContext ctx)
+{
+    (void)status;
+    double until = lua_tonumber(L, 3);
+    for (;;) {
+        struct handle *h = lua_touserdata(L, 1);
+        (void)check(L);
+        scr_task_check(L);
+        lua_settop(L, 3);
+        if (unqueue_event(L, h))
+            return 1;
+        if (h->gone)
+            return raise(L, &h->err);
+        if (now_s() >= until || h->seen != (unsigned long)ctx) /* another task has taken what came: it may concern this one */
+            return 0;
+        if (scr_task_can_yield(L))
+            return scr_task_yield(L, until, ctx, next_k);
+        scr_task_block(L, until);
+    }
+}
+
+/* h:next(timeout_s) -> event table, or nil: none in time, or another task took it. Raises when the operator interrupts. */
 static int handle_next(lua_State *L)
 {
     (void)check(L);
-    struct handle *h = lua_touserdata(L, 1);
+    const struct handle *h = lua_touserdata(L, 1);
     double until = deadline(L, 2);
-    struct rs_event ev;
-    if (unqueue_event(L, h))
-        return 1;
-    do {
-        if (!wait_event(L, h, until, &ev))
-            return 0;
-    } while (ev.type == RS_EVENT_REPLY);
-    push_event(L, &ev);
-    return 1;
+    lua_settop(L, 2);
+    lua_pushnumber(L, until);
+    return next_k(L, LUA_OK, (lua_KContext)h->seen);
 }
 
 /* core.floats(blob, offset, n): an array of numbers out of raw f32; offset in floats, from 0 */
@@ -372,16 +516,125 @@ static int core_encode(lua_State *L)
     return 1;
 }
 
-static int core_sleep(lua_State *L)
+/* On the stack: 1 until when, 2 whether any news ends it; ctx: the news when it began. */
+static int pause_k(lua_State *L, int status, lua_KContext ctx)
+{
+    (void)status;
+    double until = lua_tonumber(L, 1);
+    for (;;) {
+        scr_task_check(L);
+        if (now_s() >= until || (lua_toboolean(L, 2) && scr_script_tasks(L)->news != (unsigned long)ctx))
+            return 0;
+        if (scr_task_can_yield(L))
+            return scr_task_yield(L, until, ctx, pause_k);
+        scr_task_block(L, until);
+    }
+}
+
+static int pause(lua_State *L, bool news)
 {
     double until = now_s() + luaL_checknumber(L, 1);
-    for (double left; (left = until - now_s()) > 0;) {
-        if (scr_script_interrupted(L))
-            return luaL_error(L, "interrupted");
-        struct timespec t = {0, left > 0.05 ? 50000000 : (long)(left * 1e9)};
-        nanosleep(&t, NULL);
-    }
-    return 0;
+    lua_settop(L, 0);
+    lua_pushnumber(L, until);
+    lua_pushboolean(L, news);
+    return pause_k(L, LUA_OK, (lua_KContext)scr_script_tasks(L)->news);
+}
+
+static int core_sleep(lua_State *L)
+{
+    return pause(L, false);
+}
+
+/* core.pause(seconds): wait until something has happened, so long at most */
+static int core_pause(lua_State *L)
+{
+    return pause(L, true);
+}
+
+/* core.spawn(fn, ...) -> id: runs at once, up to where it first waits */
+static int core_spawn(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    struct scr_task *t = scr_task_new(L, lua_gettop(L) - 1);
+    lua_pushinteger(L, scr_task_id(t));
+    scr_task_resume(L, t);
+    if (scr_task_done(t))
+        scr_task_bury(L, t);
+    return 1;
+}
+
+/* core.cancel(id) -> was there such a task? */
+static int core_cancel(lua_State *L)
+{
+    struct scr_tasks *ts = scr_script_tasks(L);
+    struct scr_task *t = scr_task_find(ts, (unsigned)luaL_checkinteger(L, 1));
+    if (t != NULL)
+        scr_task_cancel(ts, t);
+    lua_pushboolean(L, t != NULL);
+    return 1;
+}
+
+/* core.running(id) */
+static int core_running(lua_State *L)
+{
+    struct scr_task *t = scr_task_find(scr_script_tasks(L), (unsigned)luaL_checkinteger(L, 1));
+    lua_pushboolean(L, t != NULL && !scr_task_done(t));
+    return 1;
+}
+
+/* ---- what a console offers ------------------------------------------------------------------------------------------------------------ */
+
+static int no_console(lua_State *L)
+{
+    struct rs_error err;
+    scr_state_error(&err, RS_ESTATE, "there is no console here");
+    return raise(L, &err);
+}
+
+/* core.key(key, place, action, id, help) */
+static int core_key(lua_State *L)
+{
+    const struct scr_host *h = scr_script_host(L);
+    struct rs_error err;
+    const char *key = luaL_checkstring(L, 1), *place = luaL_optstring(L, 2, NULL), *action = luaL_optstring(L, 3, NULL), *help = luaL_optstring(L, 5, NULL);
+    unsigned id = (unsigned)luaL_optinteger(L, 4, 0);
+    if (h->key == NULL)
+        return no_console(L);
+    return h->key(h->ctx, key, place, action, id, help, &err) == RS_OK ? 0 : raise(L, &err);
+}
+
+/* core.unkey(key, place) */
+static int core_unkey(lua_State *L)
+{
+    const struct scr_host *h = scr_script_host(L);
+    struct rs_error err;
+    const char *key = luaL_checkstring(L, 1), *place = luaL_optstring(L, 2, NULL);
+    if (h->unkey == NULL)
+        return no_console(L);
+    return h->unkey(h->ctx, key, place, &err) == RS_OK ? 0 : raise(L, &err);
+}
+
+/* core.panel(name, title) */
+static int core_panel(lua_State *L)
+{
+    const struct scr_host *h = scr_script_host(L);
+    struct rs_error err;
+    const char *name = luaL_checkstring(L, 1), *title = luaL_optstring(L, 2, NULL);
+    if (h->panel == NULL)
+        return no_console(L);
+    return h->panel(h->ctx, name, title, &err) == RS_OK ? 0 : raise(L, &err);
+}
+
+/* core.panel_text(name, text) */
+static int core_panel_text(lua_State *L)
+{
+    const struct scr_host *h = scr_script_host(L);
+    struct rs_error err;
+    size_t len;
+    const char *name = luaL_checkstring(L, 1), *text = luaL_checklstring(L, 2, &len);
+    if (h->panel_text == NULL)
+        return no_console(L);
+    return h->panel_text(h->ctx, name, text, len, &err) == RS_OK ? 0 : raise(L, &err);
 }
 
 /* core.reserved(name): is it one of the console's own commands? */
@@ -405,9 +658,16 @@ int scr_core_open(lua_State *L)
     static const luaL_Reg meta[] = {{"__gc", handle_close}, {"__close", handle_close}, {"__tostring", handle_tostring}, {NULL, NULL}};
     static const luaL_Reg functions[] = {
         {"local_engine", core_local}, {"connect", core_connect}, {"host_engine", core_host}, {"floats", core_floats}, {"kl", core_kl},
-        {"now", core_now}, {"sleep", core_sleep}, {"json_decode", core_decode}, {"json_encode", core_encode},
-        {"default_model", core_default_model}, {"reserved", core_reserved}, {"finally", scr_script_finally}, {"notebook", scr_notebook_new}, {NULL, NULL},
+        {"now", core_now}, {"sleep", core_sleep}, {"pause", core_pause}, {"spawn", core_spawn}, {"cancel", core_cancel}, {"running", core_running}, {"json_decode", core_decode}, {"json_encode", core_encode},
+        {"default_model", core_default_model}, {"reserved", core_reserved}, {"key", core_key}, {"unkey", core_unkey},
+        {"panel", core_panel}, {"panel_text", core_panel_text}, {"finally", scr_script_finally}, {"notebook", scr_notebook_new}, {NULL, NULL},
     };
+    lua_newtable(L);
+    lua_createtable(L, 0, 1);
+    lua_pushliteral(L, "v");
+    lua_setfield(L, -2, "__mode");
+    lua_setmetatable(L, -2);
+    lua_setfield(L, LUA_REGISTRYINDEX, HANDLES);
     luaL_newmetatable(L, "rs.array");
     lua_pop(L, 1);
     luaL_newmetatable(L, "rs.error");

@@ -22,6 +22,13 @@ struct scr_host {
     struct rs_engine *(*engine)(void *ctx);                        /* the console's own engine, for scripts that run inside it */
     void (*event)(void *ctx, const struct rs_event *ev);           /* sees every event that a script reads from the engine of engine() */
     bool (*reserved)(void *ctx, const char *name);                 /* is there a command of this name that scripts may not replace? */
+    /* Keys and panels of a console; NULL: there is none. key: bind it to an action or a line, or with action NULL to whatever commands.key(id) of the
+     * library does; place and help may be NULL. */
+    enum rs_result (*key)(void *ctx, const char *key, const char *place, const char *action, unsigned id, const char *help, struct rs_error *err);
+    enum rs_result (*unkey)(void *ctx, const char *key, const char *place, struct rs_error *err);
+    enum rs_result (*panel)(void *ctx, const char *name, const char *title, struct rs_error *err); /* title NULL: take it away */
+    enum rs_result (*panel_text)(void *ctx, const char *name, const char *text, size_t len, struct rs_error *err);
+    bool turns;                                                    /* it calls scr_script_turn(): tasks may outlive what started them */
     const char *default_model;                                     /* path of the shipped model */
 };
 
@@ -35,6 +42,15 @@ enum rs_result scr_script_file(struct scr_script *s, const char *path, int argc,
 
 /* Call a function of the Lua library, `function` of what require(module) gives, with one string; what it returns is dropped. */
 enum rs_result scr_script_call(struct scr_script *s, const char *module, const char *function, const char *arg, char **trace, struct rs_error *err);
+
+/* Start a file as a task in the background; *id is its number. host.turns must be set. */
+enum rs_result scr_script_start(struct scr_script *s, const char *path, unsigned *id, struct rs_error *err);
+
+/* Give tasks their turns: from the program's loop, when something came from the engine and when it is time. Returns seconds until it is time again;
+ * negative: there is no task. */
+double scr_script_turn(struct scr_script *s);
+/* Show tasks an event that the program has read from the engine of engine(). */
+void scr_script_event(struct scr_script *s, const struct rs_event *ev);
 
 /* Commands that scripts have added (rs.cmd.add), by name. */
 typedef void (*scr_word_fn)(void *ctx, const char *word, const char *help);

@@ -10,9 +10,9 @@ local folder, what, out = arg[1], arg[2], arg[3]
 
 local SOURCES = {"rs.lua", "look.lua", "exp.lua", "notebook.lua", "triage.lua"}
 -- Local names in the sources, and how a script reaches them.
-local PUBLIC = {exp = "rs.exp", notebook = "rs.notebook", triage = "triage", Model = "rs.model", Session = "rs.session", Tap = "rs.tap", Tensor = "rs.tensor",
+local PUBLIC = {exp = "rs.exp", notebook = "rs.notebook", triage = "triage", Model = "rs.model", Session = "rs.session", Tap = "rs.tap", Task = "rs.task", Tensor = "rs.tensor",
                 Notebook = "rs.notebook.book"}
-local OBJECT = {Model = "model", Session = "session", Tap = "tap", Tensor = "tensor", Notebook = "book"}
+local OBJECT = {Model = "model", Session = "session", Tap = "tap", Task = "task", Tensor = "tensor", Notebook = "book"}
 
 local function read(path)
   local f = assert(io.open(path))

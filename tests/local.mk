@@ -150,6 +150,7 @@ shell_tests = \
 	tests/pretok.t \
 	tests/quant_gguf.t \
 	tests/reference.t \
+	tests/rewind.t \
 	tests/script_abuse.t \
 	tests/scripts.t \
 	tests/serve.t \

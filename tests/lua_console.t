@@ -101,6 +101,97 @@ X
 tap_ok "an experiment goes on from where it was stopped" grep -q "^arms 8.4.2.true.true" "$TEST_SCRATCH/out"
 tap_ok "so does a bisection, and what was set is put back" grep -q "^bisect slot_order=file.nil" "$TEST_SCRATCH/out"
 
+# Effects on the verdict and on speed, from a table whose speeds are made up: c doubles the speed, a and b together break the answer and lose half of it.
+cat >"$TEST_SCRATCH/effects.lua" <<'X'
+local r = {factors = {a = {"0", "1"}, b = {"0", "1"}, c = {"0", "1"}}, names = {"a", "b", "c"}, arms = {}, repeats = 3}
+for i = 0, 7 do
+  local a, b, c = i & 1, i >> 1 & 1, i >> 2
+  local both = a == 1 and b == 1
+  r.arms[#r.arms + 1] = {config = {a = tostring(a), b = tostring(b), c = tostring(c)}, right = not both, agreement = both and 0.25 or 1,
+    tok_per_s = 100 * (c == 1 and 2 or 1) * (both and 0.5 or 1), spread = 2}
+end
+local e = rs.exp.effects(r)
+for _, m in ipairs(e.main) do print(m.factor, ("%.3f %.3f %.3f"):format(m.right, m.agreement, m.speed)) end
+for _, p in ipairs(e.pairs) do print(p.a .. p.b, ("%.3f %.3f %.3f"):format(p.right, p.agreement, p.speed)) end
+r.effects = e
+for _, s in ipairs(rs.exp.sentences(r)) do print(s) end
+print(rs.exp.effects_text(r))
+X
+"$abs_builddir/rankscope" "$TEST_SCRATCH/effects.lua" >"$TEST_SCRATCH/out" 2>&1
+# A tab is what print() puts between values.
+said() { tap_ok "$1" sh -c 'tr "\t" " " <"$1" | grep -qF -- "$2" || { cat "$1"; false; }' - "$TEST_SCRATCH/out" "$2"; }
+said "the main effect on verdict, agreement and speed" "a -0.500 -0.375 -0.250"
+said "of what only speeds up" "c 0.000 0.000 1.000"
+said "an interaction" "ab -1.000 -0.750 -0.500"
+said "and none" "ac 0.000 0.000 0.000"
+said "in words: the verdict" "a=1 breaks the answer only together with b=1"
+said "in words: speed" "c=1 is 100 % faster (+- 1)"
+said "in words: speed of two together" "a=1 and b=1 together are 50 % slower than each alone would make them"
+said "as a table" "a=1 x b=1: right answers -100.0, agreement -75.0 points, speed -50.0 % beyond both alone"
+
+# Tasks: they take turns where they wait; what one reads of the engine is not lost to the others.
+cat >"$TEST_SCRATCH/tasks.lua" <<'X'
+rs.model.open{ranks = 2}
+local order = {}
+local function worker(name)
+  for i = 1, 3 do order[#order + 1] = name .. i; rs.sleep(0.01) end
+  return name
+end
+local a, b = rs.spawn(worker, "a"), rs.spawn(worker, "b")
+print("turns", a:wait(), b:wait(), table.concat(order, " "))
+local france = rs.spawn(function() return rs.ask("What is the capital of France?").text end)
+local sum = rs.spawn(function() return rs.ask("What is 2 + 2?").text end)
+print("answers", sum:wait(), france:wait())
+local n = 0
+rs.on("token", function() rs.call("ping"); n = n + 1 end)
+local tokens = rs.ask("Hello", {max_tokens = 4}).tokens
+for _ = 1, 1000 do if n < tokens then rs.sleep(0.01) end end -- handlers go on beside this
+print("handlers wait", tokens == n)
+print("raised", pcall(function() rs.spawn(function() rs.sleep(0.01) error("oops") end):wait() end))
+local c = rs.spawn(rs.sleep, 100)
+c:cancel()
+print("cancelled", pcall(c.wait, c))
+local t = {3, 1, 2}
+table.sort(t, function(x, y) rs.sleep(0.001) return x < y end)
+print("in sort", table.concat(t), coroutine.wrap(function() rs.sleep(0.01) return "and a coroutine" end)())
+rs.spawn(function() rs.sleep(0.1) print("last") end)
+X
+"$abs_builddir/rankscope" "$TEST_SCRATCH/tasks.lua" >"$TEST_SCRATCH/out" 2>&1
+said "two scripts take turns" "turns a b a1 b1 a2 b2 a3 b3"
+said "two answers at once" "answers 2 plus 2 is 4. The capital of France is Paris."
+said "a handler may wait" "handlers wait true"
+said "what a task raises" "tasks.lua:17: oops"
+said "a task is cancelled" "cancelled false the task was cancelled"
+said "where it cannot give way it waits all the same" "in sort 123 and a coroutine"
+said "a task outlives the script" "last"
+cat >"$TEST_SCRATCH/beside.lua" <<'X'
+for i = 1, 3 do print("beside " .. i) rs.sleep(0.05) end
+print(rs.ask("What is the capital of France?").text)
+X
+printf '/run %s &\n=6*7\n/lua rs.sleep(2) print("slept")\n' "$TEST_SCRATCH/beside.lua" >"$TEST_SCRATCH/lines"
+"$abs_builddir/rankscope" --local <"$TEST_SCRATCH/lines" >"$TEST_SCRATCH/out" 2>&1
+said "a script beside the prompt" "The capital of France is Paris."
+tap_ok "while others run" sh -c 'sed -n "/^42/,/^slept/p" "$1" | grep -q "beside 3"' - "$TEST_SCRATCH/out"
+
+# Keys and panels of scripts, on screens without a terminal.
+cat >"$XDG_CONFIG_HOME/rankscope/init.lua" <<'X'
+rs.key.map("F5", function() print("F5 says " .. tostring(6 * 7)) end, {help = "say something"})
+rs.key.map("F6", "/seed 7")
+local n = 0
+rs.panel.add("mine", {title = "Mine", every_s = 0.1, fn = function() n = n + 1 rs.sleep(0.01) return "line of the script\nasked " .. (n > 1 and "again" or "once") end})
+X
+: >"$TEST_SCRATCH/script"
+printf 'key F5\nwait 100\nkey F6\nwait 100\ntext /layout chat/mine\nkey Enter\nwait 500\nwait 500\nsave-screen %s\n' "$TEST_SCRATCH/screen" >"$TEST_SCRATCH/keys"
+RANKSCOPE_FAKE=$TEST_SCRATCH/script "$abs_builddir/tests/rankscope-fake" --no-think --screen 100x30 --keys "$TEST_SCRATCH/keys" >"$TEST_SCRATCH/out" 2>&1
+tap_ok "the screen ends in order" test $? = 0
+seen() { tap_ok "$1" sh -c 'grep -qF -- "$2" "$1" || { cat "$1"; false; }' - "$TEST_SCRATCH/screen" "$2"; }
+seen "a key calls a function" "F5 says 42"
+seen "a key types a command" "seed: "
+seen "a panel with a title" "Mine"
+seen "and a script's text" "line of the script"
+seen "which is renewed" "asked again"
+rm "$XDG_CONFIG_HOME/rankscope/init.lua"
+
 # Ctrl-C: a loop that swallows errors, a wait, an endless coroutine.
 interrupt() { # NAME CODE
     "$abs_builddir/rankscope" -e "io.stdout:write('ready\n') io.stdout:flush() $2" >"$TEST_SCRATCH/out" 2>"$TEST_SCRATCH/err" &
@@ -125,6 +216,8 @@ interrupt() { # NAME CODE
 interrupt "a loop around pcall" 'while true do pcall(function() while true do end end) end'
 interrupt "a coroutine in a loop" 'while true do coroutine.wrap(function() pcall(function() while true do end end) end)() end'
 interrupt "sleep" 'while true do pcall(rs.sleep, 100) end'
+interrupt "a task that loops" 'rs.spawn(function() while true do pcall(function() while true do end end) end end)'
+interrupt "tasks that wait" 'for _ = 1, 3 do rs.spawn(function() while true do pcall(rs.sleep, 100) end end) end'
 interrupt "waiting for an event" 'while true do pcall(rs.next_event, 100) end'
 interrupt "what must be put back" 'rs.core.finally(function() while true do end end, function() local x = 0; for i = 1, 1e6 do x = x + i end; print("put back") end)'
 tap_ok "it was put back" grep -q "put back" "$TEST_SCRATCH/out"

@@ -23,7 +23,7 @@ local function call(fn, ...)
 end
 
 local m = rs.model.open{ranks = 2}
-local objects = {model = m, session = rs.session(), tap = rs.tap("output.norm")}
+local objects = {model = m, session = rs.session(), tap = rs.tap("output.norm"), task = rs.spawn(function() end)}
 local nb_path = os.tmpname()
 objects.book = rs.notebook.open(nb_path)
 
@@ -55,7 +55,7 @@ end
 
 local keep = {print = print}
 local _ = rs.exp, rs.notebook
-rs.core.sleep, rs.sleep, rs.next_event, rs.brk.wait, rs.on, rs.show = nil, nil, nil, nil, nil, nil -- wait as long as they are told to; print what they get
+rs.core.sleep, rs.core.pause, rs.sleep, rs.next_event, rs.brk.wait, rs.on, rs.show = nil, nil, nil, nil, nil, nil, nil -- wait as long as they are told to; print what they get
 rs.core.commands = nil
 walk(rs, "rs")
 for name, o in pairs(objects) do

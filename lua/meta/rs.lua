@@ -1,6 +1,9 @@
 ---@meta
 -- What language servers read about the module rs. Made by scripts/lua-docs.lua.
 
+---@class rs.task
+local rs_task = {}
+
 ---@class rs.model
 local rs_model = {}
 
@@ -22,6 +25,8 @@ rs.patch = rs.patch or {}
 rs.time = rs.time or {}
 rs.op = rs.op or {}
 rs.cmd = rs.cmd or {}
+rs.key = rs.key or {}
+rs.panel = rs.panel or {}
 rs.brk = rs.brk or {}
 rs.tensor = rs.tensor or {}
 rs.bench = rs.bench or {}
@@ -53,15 +58,30 @@ function rs.call(method, args, timeout_s) end
 ---@param name? string
 function rs.connect(name) end
 
----Call fn(event) for every event of a type ("token", "done", "state", "stopped", "log", ...) that a wait comes across.
+---Call fn(event) for every event of a type ("token", "done", "state", "stopped", "log", ...) that a wait comes across. It runs as a task of its own: it may
+---wait, and then goes on beside who waited first.
 ---@param kind string
 ---@param fn fun(event: table)
 function rs.on(kind, fn) end
 
----The next event of the engine, or nil when none came in time.
+---The next event of the engine that nobody waits for otherwise, or nil when none came in time.
 ---@param timeout_s? number
 ---@return table|nil
 function rs.next_event(timeout_s) end
+
+---Run fn(...) as a task beside this one: it runs until it waits, then both take turns wherever one waits. Scripts, lines at the prompt and handlers are
+---tasks too.
+---@param fn function
+---@return rs.task
+function rs.spawn(fn, ...) end
+
+---Wait for its end -> what its function gave; what it raised is raised.
+---@param timeout_s? number
+---@return any ...
+function rs_task:wait(timeout_s) end
+
+---End it: where it waits or runs an error is raised in it.
+function rs_task:cancel() end
 
 ---Open a model. Options: path (the shipped one by default, with 8 ranks), ranks, mode, ctx, patches {slot = impl}, numerics, graph_guard, max_seqs,
 ---batch_tokens.
@@ -229,6 +249,33 @@ function rs.cmd.add(name, fn, help) end
 ---@param name string
 function rs.cmd.remove(name) end
 
+---Bind a key of the console's panels: to an action or a command line ("zoom", "/stats", "=rs.mode()"), or to a function. Options: place (anywhere, panels,
+---input, chat, log, ranks, allreduce, step, ops, patches, custom ...; /bind lists them), help (for the overlay).
+---@param key string "F5", "C-t", "M-d", "x"
+---@param action string|function
+---@param opts? table
+function rs.key.map(key, action, opts) end
+
+---Take an added binding away; the key means what it meant before.
+---@param key string
+---@param place? string all of them without it
+function rs.key.unmap(key, place) end
+
+---Add a panel to the console; /layout shows it by its name. Options: title, fn (gives its text, lines apart by newlines), every_s (how often fn is asked; 1).
+---fn runs as a task: it may ask the engine and wait.
+---@param name string letters, digits and -
+---@param opts? table
+function rs.panel.add(name, opts) end
+
+---Replace the text of a panel.
+---@param name string
+---@param text string
+function rs.panel.text(name, text) end
+
+---Take a panel away.
+---@param name string
+function rs.panel.remove(name) end
+
 ---Keep statistics of what ops write, in graph mode too. Options: what ("stats", "hash", "values", "copy"), n (values to keep), rank, out.
 ---@param site string glob over sites
 ---@param opts? table
@@ -394,8 +441,9 @@ function rs.exp.restoring(fn, ...) end
 ---@return table result arms (config, right, agreement, tok_per_s, spread, verdicts), factors, effects, sentences, seconds
 function rs.exp.run(o) end
 
----Main effects and two-way interactions on agreement (0..1) and speed: list of {factor=, level=, agreement=, tok_per_s=} and
----{a=, level_a=, b=, level_b=, agreement=}.
+---Main effects and two-way interactions on the verdict (share of settings with right answers, 0..1), agreement (0..1) and speed (as a fraction): lists main
+---{factor=, level=, right=, agreement=, speed=, noise=} and pairs {a=, level_a=, b=, level_b=, right=, agreement=, speed=, noise=}. An interaction is what
+---both together do beyond the sum of what each does alone. noise: what the spread between repeats leaves uncertain of a speed; nil with one repeat.
 ---@param r table result of exp.run
 ---@return table
 function rs.exp.effects(r) end
@@ -416,10 +464,11 @@ function rs.exp.table(r) end
 function rs.exp.effects_text(r) end
 
 ---The smallest part of `patches` ({slot=impl}) that is still bad (delta debugging; interactions are found, because subsets are tried together).
----bad(config) -> true when the configuration shows the fault. log(config, is_bad) is called for every probe. -> config, number of probes.
+---bad(config) -> true when the configuration shows the fault. log(config, is_bad, seconds_left) is called for every probe; seconds_left is at most, should
+---nothing more be found at once. -> config, number of probes.
 ---@param patches table
 ---@param bad fun(config: table): boolean
----@param log? fun(config: table, is_bad: boolean)
+---@param log? fun(config: table, is_bad: boolean, seconds_left: number)
 ---@param known? table what probes have shown, by name of the configuration; filled in, so that a bisection which was stopped goes on from it
 ---@return table|nil config nil: all together are not bad
 ---@return integer probes
