@@ -1,7 +1,7 @@
 /* See pace.h. */
 #include "engine/pace.h"
 
-enum { MIN_STEPS = 8, TRIAL_STEPS = 3, WINDOW_US = 20000, INTERVAL_MIN_US = 20000, INTERVAL_MAX_US = 1000000, LONG_US = 20000 };
+enum { MIN_STEPS = 8, WARM_STEPS = 2, TRIAL_STEPS = 3, HOPELESS = 20, WINDOW_US = 20000, INTERVAL_MIN_US = 20000, INTERVAL_MAX_US = 500000, LONG_US = 20000 };
 
 /* Threads that wait more than this part of their time may be better off as fewer: what counts is the sum, so one thread of eight that is late makes
  * seven wait. */
@@ -39,19 +39,31 @@ unsigned pace_threads(struct pace *p, unsigned most)
     return p->trial != 0 ? p->trial : p->n;
 }
 
-/* The trial has run long enough to be judged, or is lost already. */
-static void judge(struct pace *p)
+static void give_up(struct pace *p)
 {
-    const double usual = p->us / p->steps;
-    if (p->trial_steps < TRIAL_STEPS && p->trial_us < LONG_US && p->trial_us < TRIAL_STEPS * usual)
-        return;
-    if (p->trial_us / p->trial_steps < WIN * usual) {
-        begin(p, p->trial);
-        return;
-    }
     p->trial = 0;
     p->interval_us = p->interval_us * 2 < INTERVAL_MAX_US ? p->interval_us * 2 : INTERVAL_MAX_US;
     p->next_us = p->clock_us + p->interval_us;
+}
+
+/* A step of the trial. The first ones do not count: they wake sleeping threads and find their caches cold. */
+static void try(struct pace *p, double us)
+{
+    const double usual = p->us / p->steps;
+    p->trial_steps++;
+    if (p->trial_steps <= WARM_STEPS && us < LONG_US) {
+        if (us > HOPELESS * usual)
+            give_up(p);
+        return;
+    }
+    p->trial_us += us;
+    const uint32_t counted = p->trial_steps > WARM_STEPS ? p->trial_steps - WARM_STEPS : p->trial_steps;
+    if (counted < TRIAL_STEPS && p->trial_us < LONG_US && p->trial_us < TRIAL_STEPS * usual)
+        return; /* neither long enough nor lost already */
+    if (p->trial_us / counted < WIN * usual)
+        begin(p, p->trial);
+    else
+        give_up(p);
 }
 
 void pace_note(struct pace *p, unsigned most, double us, double waited_us)
@@ -60,9 +72,7 @@ void pace_note(struct pace *p, unsigned most, double us, double waited_us)
         return;
     p->clock_us += us;
     if (p->trial != 0) {
-        p->trial_steps++;
-        p->trial_us += us;
-        judge(p);
+        try(p, us);
         return;
     }
     if (p->us > WINDOW_US && p->steps >= 2 * MIN_STEPS) {

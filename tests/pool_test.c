@@ -114,6 +114,13 @@ static void check_pace(void)
     lost = (p.clock_us - lost) / (10000 * busy[1]) - 1;
     tap_ok(lost >= 0 && lost < 0.02, "then looking whether two are faster again costs %.1f %%, under 2", lost * 100);
     tap_eq_int(settle(&p, 2, quiet, quiet_wait, 4000), 2, "when they are gone: both again");
+    settle(&p, 2, busy, busy_wait, 20000);
+    for (unsigned i = 0, cold = 0; i < 8000; i++) { /* quiet again, but the first two steps of a trial wake a thread */
+        unsigned n = pace_threads(&p, 2);
+        cold = n == 2 ? cold + 1 : 0;
+        pace_note(&p, 2, cold == 1 ? 4 * quiet[1] : cold == 2 ? 2 * quiet[1] : quiet[n], 0);
+    }
+    tap_eq_int(pace_threads(&p, 2), 2, "a slow start of a trial is not held against it");
     p = (struct pace){0};
     tap_eq_int(settle(&p, 2, shared, shared_wait, 10000), 2, "threads that wait, but win: both");
     tap_eq_int(settle(&p, 8, half, half_wait, 3000), 4, "of eight threads with four cores left: four");
