@@ -1,38 +1,110 @@
 /* cmd_devices.c: what ranks can compute on here. */
 #include "config.h"
 
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "console/cmd_list.h"
 #include "console/js.h"
+#include "console/units.h"
+
+static const struct opt s_options[] = {
+    {.name = "check", .type = OPT_FLAG, .help = "test and measure the links between devices"},
+    {0},
+};
+
+static void print_devices(const json_t *o)
+{
+    const json_t *list = js_at(o, "cuda.list");
+    printf("CPU   %lld workers, %s\n", (long long)js_int(o, "cpu.workers", 0), js_str(o, "cpu.isa", "?"));
+    if (js_int(o, "cuda.devices", 0) == 0)
+        printf("CUDA  none: %s\n", js_str(o, "cuda.why", "no device"));
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *d = json_array_get(list, i);
+        double util = js_num(d, "utilisation", NAN), temp = js_num(d, "temperature_c", NAN), power = js_num(d, "power_w", NAN);
+        char total[32], used[32];
+        printf("GPU %lld %s, sm_%lld, %lld multiprocessors, %s memory, %s used, at %s", (long long)js_int(d, "device", 0), js_str(d, "name", "?"),
+               (long long)js_int(d, "capability", 0), (long long)js_int(d, "multiprocessors", 0), units_bytes(total, js_num(d, "memory", NAN)),
+               units_bytes(used, js_num(d, "memory_used", NAN)), js_str(d, "pci", "?"));
+        if (isfinite(util))
+            printf(", %.0f %% busy", util);
+        if (isfinite(temp))
+            printf(", %.0f C", temp);
+        if (isfinite(power))
+            printf(", %.0f W", power);
+        putchar('\n');
+    }
+}
+
+/* A link that changes what it carries is worse than none. */
+static bool print_links(const json_t *links)
+{
+    bool good = true;
+    if (json_array_size(links) == 0)
+        printf("one GPU: no links to check\n");
+    for (size_t i = 0; i < json_array_size(links); i++) {
+        const json_t *l = json_array_get(links, i);
+        double us = js_num(l, "us", NAN);
+        bool peer = js_bool(l, "peer", false);
+        long long wrong = (long long)js_int(l, "wrong", 0);
+        printf("GPU %lld -> %lld  %s, %.0f GB/s", (long long)js_int(l, "from", 0), (long long)js_int(l, "to", 0),
+               peer ? "peer memory" : "NO peer memory (ranks on both cannot exchange sums)", js_num(l, "gbs", NAN));
+        if (isfinite(us))
+            printf(", %.2f us one way", us);
+        if (wrong != 0)
+            printf(", BROKEN: %lld of %lld words arrived changed\n", wrong, (long long)js_int(l, "words", 0));
+        else
+            printf(", %lld words as sent\n", (long long)js_int(l, "words", 0));
+        good &= wrong == 0 && peer;
+    }
+    return good;
+}
+
+static enum exit_status check_links(const struct cmd_entry *self, struct rs_engine *e)
+{
+    struct rs_error err;
+    char *reply = NULL;
+    enum rs_result rc = rs_request(e, "devices.check", NULL, -1, &reply, &err);
+    rs_engine_close(e);
+    if (rc != RS_OK)
+        return cmd_fail(self, &err);
+    json_t *o = json_loads(reply, 0, NULL);
+    free(reply);
+    bool good = print_links(json_object_get(o, "links"));
+    json_decref(o);
+    return cmd_flush(self, good ? EXIT_OK : EXIT_COMMAND);
+}
 
 static enum exit_status exec_devices(const struct cmd_entry *self, const struct opt_values *v)
 {
     struct rs_engine *e;
     struct rs_error err;
     char *reply = NULL;
-    (void)v;
     if (rs_engine_local(NULL, &e, &err) != RS_OK)
         return cmd_fail(self, &err);
     enum rs_result rc = rs_request(e, "devices", NULL, -1, &reply, &err);
-    rs_engine_close(e);
-    if (rc != RS_OK)
+    if (rc != RS_OK) {
+        rs_engine_close(e);
         return cmd_fail(self, &err);
+    }
     json_t *o = json_loads(reply, 0, NULL);
     free(reply);
-    printf("CPU   %lld workers, %s\n", (long long)js_int(o, "cpu.workers", 0), js_str(o, "cpu.isa", "?"));
-    if (js_int(o, "cuda.devices", 0) > 0)
-        printf("CUDA  %lld devices\n", (long long)js_int(o, "cuda.devices", 0));
-    else
-        printf("CUDA  none: %s\n", js_str(o, "cuda.why", "no device"));
+    print_devices(o);
     json_decref(o);
+    if (opt_set(v, "check"))
+        return check_links(self, e);
+    rs_engine_close(e);
     return cmd_flush(self, EXIT_OK);
 }
 
 const struct cmd_entry cmd_devices_entry = {
     .name = "devices",
-    .args = "",
+    .args = "[options]",
     .summary = "say what ranks can compute on here",
-    .help = "Lists the CPU's workers and the CUDA devices, or says why there are none.",
+    .help = "Lists the CPU's workers and the CUDA devices, or says why there are none. With --check it sends a pattern over every link between "
+            "two devices, by the copy engine and by kernels that write and read the other's memory, and measures bandwidth and latency; a link that "
+            "changes what it carries, or that is none, is an error.",
+    .tables = {s_options},
     .exec = exec_devices,
 };

@@ -28,6 +28,7 @@ libconsole_a_SOURCES = \
 	console/script.h \
 	console/cmd_repl.c \
 	console/cmd_serve.c \
+	console/cmd_stage.c \
 	console/cmd_tokens.c \
 	console/cmd_top.c \
 	console/cmd_version.c \

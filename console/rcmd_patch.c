@@ -131,6 +131,21 @@ static enum rs_result revert(struct con *con, const char *text, struct rs_error 
     return change(con, "patch.revert", args, err);
 }
 
+/* The reply comes when the file is compiled and tested; the engine runs on meanwhile. */
+static enum rs_result load(struct con *con, const char *path, struct rs_error *err)
+{
+    json_t *reply, *args = json_pack("{s:o}", "path", js_text(path, strlen(path)));
+    char took[32];
+    enum rs_result r = con_request(con, "patch.load", args, &reply, err);
+    if (r != RS_OK)
+        return r;
+    out_printf(con->out, OUT_NOTE, "%s: for ops of kind %s, %s; self-test off by %.2g at most; %s. /patch set user=%s uses it\n",
+               js_str(reply, "name", "?"), js_str(reply, "kind", "?"), js_str(reply, "help", ""), js_num(reply, "selftest_worst", NAN),
+               units_us(took, js_num(reply, "staged_ms", NAN) * 1e3), js_str(reply, "name", "?"));
+    json_decref(reply);
+    return RS_OK;
+}
+
 static enum rs_result exec_patch(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
 {
     size_t n = strcspn(args, " \t");
@@ -143,6 +158,8 @@ static enum rs_result exec_patch(const struct rcmd_entry *self, struct con *con,
         return revert(con, rest, err);
     if (n == 5 && strncmp(args, "reset", 5) == 0 && *rest == '\0')
         return change(con, "patch.reset", NULL, err);
+    if (n == 4 && strncmp(args, "load", 4) == 0 && *rest != '\0')
+        return load(con, rest, err);
     if (strchr(args, '=') != NULL && strncmp(args, "set ", 4) != 0)
         return set(con, args, err);
     return rcmd_usage(self, err);
@@ -150,13 +167,14 @@ static enum rs_result exec_patch(const struct rcmd_entry *self, struct con *con,
 
 const struct rcmd_entry rcmd_patch_entry = {
     .name = "patch",
-    .args = "[list | set SLOT=IMPL [@SITES] | revert [GENERATION] | reset]",
+    .args = "[list | set SLOT=IMPL [@SITES] | load FILE | revert [GENERATION] | reset]",
     .summary = "show or change which implementation an operation uses",
     .help = "list shows every slot with what it uses now, what it could use and what a change costs. set changes one slot, everywhere or "
             "at the sites "
             "that match the pattern SITES (blk.3.*); the word set may be left out. revert goes one generation back, or to GENERATION. "
             "reset puts every "
-            "slot on its default. A change takes effect between two steps, on all ranks at once.",
+            "slot on its default. load compiles a patch from a C file, or on GPUs from one in CUDA C (.cu), tests it in a process of its own and makes "
+            "it known to the slot user; scripts/patches has examples. A change takes effect between two steps, on all ranks at once.",
     .complete = RCMD_COMPLETE_PATCH,
     .changes = true,
     .exec = exec_patch,

@@ -80,6 +80,10 @@ struct backend_ops {
     const float *(*next_us)(struct backend *, uint32_t *n_ops);
     /* Collectives of the last step: [op * n_ranks + rank]. NULL where ranks have no clocks of their own. */
     const struct backend_reduce *(*reduces)(struct backend *);
+    /* What the device of a rank says of itself: gpu_*, mem_*. NULL where ranks have no devices. Never waits. */
+    void (*device)(struct backend *, uint32_t rank, struct rs_rank_snapshot *out);
+    /* Has a device failed for good, so that nothing but ending the process helps? NULL: that cannot be. */
+    bool (*dead)(struct backend *);
     /* Bytes on a rank. */
     void (*memory)(struct backend *, uint32_t rank, uint64_t *weights, uint64_t *cache, uint64_t *buffers);
     /* Make what new choices need, outside of steps; what is refused leaves everything usable. NULL: nothing to make. */

@@ -291,6 +291,8 @@ enum rs_result rs_engine_serve(const char *name, const struct rs_local_params *p
             close(ready_fd);
         }
         engine_run(e);
+        if (e->dead[0] != '\0')
+            rc = error_set(err, RS_EENGINE, "%s", e->dead);
         engine_close(e);
     }
     unlink(a.sun_path);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "engine/comm_nccl.h"
+#include "engine/cuda_nvml.h"
 #include "engine/error.h"
 #include "kernels/quant.h"
 
@@ -189,7 +190,8 @@ static enum rs_result alloc_gpu(struct cuda_gpu *g, struct rs_error *err)
     TRY(cudaHostAlloc((void **)&g->ready, (size_t)c->cap_ops * 2 * sizeof(uint64_t), cudaHostAllocMapped), "pinned memory");
     g->done = g->ready + c->cap_ops;
     g->launched = calloc((size_t)c->cap_ops * c->n_ranks, sizeof *g->launched);
-    if (g->launched == NULL)
+    g->where = calloc((size_t)c->cap_ops * c->n_ranks, sizeof *g->where);
+    if (g->launched == NULL || g->where == NULL)
         return error_set(err, RS_ENOMEM, "out of memory for op timings");
     enum rs_result rc = zeroed(g, &g->meta, meta, "block tables", err);
     for (uint32_t i = 0; i < g->n_local; i++)
@@ -283,6 +285,7 @@ static void close_gpu(struct cuda_gpu *g)
     }
     free(g->local);
     free(g->launched);
+    free(g->where);
     (void)cudaFree(g->meta);
     (void)cudaFree(g->rope_cos);
     (void)cudaFree(g->scratch);
@@ -293,6 +296,9 @@ static void close_gpu(struct cuda_gpu *g)
     }
     (void)cudaFree(g->recv);
     (void)cudaFree(g->payload);
+    (void)cudaFree(g->probe_parts);
+    (void)cudaFree(g->probe_arrived);
+    free(g->walk);
     cuda_clock_close(g);
     (void)cudaFreeHost(g->meta_host);
     (void)cudaFreeHost(g->stamp);
@@ -372,10 +378,13 @@ static void cuda_close(struct backend *b)
             pthread_join(c->gpu[i].thread, NULL);
     for (uint32_t i = 0; i < c->n_gpus; i++)
         close_gpu(&c->gpu[i]);
+    cuda_probe_close(c);
     (void)cudaFreeHost(c->full);
     (void)cudaFreeHost(c->fault);
     free(c->us);
     free(c->reduces);
+    free(c->pair);
+    cuda_nvml_close(c->nvml);
     free(c->nccl);
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->wake);
@@ -404,72 +413,6 @@ static const float *cuda_logits(struct backend *b, uint32_t i)
     return c->full + (size_t)i * c->hp->vocab;
 }
 
-static struct cuda_rank *find_rank(struct cuda *c, uint32_t rank, struct cuda_gpu **gpu)
-{
-    for (uint32_t i = 0; i < c->n_gpus; i++)
-        for (uint32_t j = 0; j < c->gpu[i].n_local; j++)
-            if (c->gpu[i].local[j].rank == rank) {
-                *gpu = &c->gpu[i];
-                return &c->gpu[i].local[j];
-            }
-    return NULL;
-}
-
-static enum rs_result copy_span(struct cuda *c, uint32_t rank, enum op_buf buf, uint32_t row, uint32_t col, uint32_t n, float *dst,
-                                const float *src, struct rs_error *err)
-{
-    struct cuda_gpu *g = NULL;
-    struct cuda_rank *r = find_rank(c, rank, &g);
-    if (buf == BUF_FULL && dst != NULL && row < c->lim.max_logits && (uint64_t)col + n <= c->hp->vocab) {
-        memcpy(dst, c->full + (size_t)row * c->hp->vocab + col, n * sizeof *dst);
-        return RS_OK;
-    }
-    if (r == NULL || buf <= BUF_NONE || buf >= BUF_COUNT || r->buf[buf] == NULL)
-        return error_set(err, RS_EUSAGE, "no buffer %s on rank %u", op_buf_name(buf), rank);
-    if (row >= cuda_buf_rows(c, buf) || (uint64_t)col + n > cuda_buf_width(c, buf, rank))
-        return error_set(err, RS_EUSAGE, "row %u, columns %u to %u are outside of buffer %s", row, col, col + n, op_buf_name(buf));
-    float *at = r->buf[buf] + (size_t)row * cuda_buf_width(c, buf, rank) + col;
-    cudaError_t e = cudaSetDevice(g->device);
-    if (e == cudaSuccess)
-        e = dst != NULL ? cudaMemcpyAsync(dst, at, n * sizeof *dst, cudaMemcpyDeviceToHost, g->stream)
-                        : cudaMemcpyAsync(at, src, n * sizeof *src, cudaMemcpyHostToDevice, g->stream);
-    if (e == cudaSuccess)
-        e = cudaStreamSynchronize(g->stream);
-    return e == cudaSuccess ? RS_OK : cuda_fail(err, e, "copying a buffer", g->device);
-}
-
-static enum rs_result cuda_read(struct backend *b, uint32_t rank, enum op_buf buf, uint32_t row, uint32_t col, uint32_t n, float *dst,
-                                struct rs_error *err)
-{
-    return copy_span((struct cuda *)b, rank, buf, row, col, n, dst, NULL, err);
-}
-
-static enum rs_result cuda_write(struct backend *b, uint32_t rank, enum op_buf buf, uint32_t row, uint32_t col, uint32_t n,
-                                 const float *src, struct rs_error *err)
-{
-    return copy_span((struct cuda *)b, rank, buf, row, col, n, NULL, src, err);
-}
-
-static enum rs_result cuda_copy_block(struct backend *b, int32_t from, int32_t to, struct rs_error *err)
-{
-    struct cuda *c = (struct cuda *)b;
-    const size_t n = c->lim.block * c->kv_row_bytes, m = c->lim.block * c->ik_row_bytes;
-    for (uint32_t i = 0; i < c->n_gpus; i++) {
-        struct cuda_gpu *g = &c->gpu[i];
-        cudaError_t e = cudaSetDevice(g->device);
-        for (uint32_t j = 0; j < g->n_local; j++)
-            for (uint32_t l = 0; l < c->hp->n_layers + c->hp->n_nextn && e == cudaSuccess; l++) {
-                struct cuda_rank *r = &g->local[j];
-                e = cudaMemcpyAsync(r->kv[l] + (size_t)to * n, r->kv[l] + (size_t)from * n, n, cudaMemcpyDeviceToDevice, g->stream);
-                if (e == cudaSuccess && r->ik[l] != NULL)
-                    e = cudaMemcpyAsync(r->ik[l] + (size_t)to * m, r->ik[l] + (size_t)from * m, m, cudaMemcpyDeviceToDevice, g->stream);
-            }
-        if (e != cudaSuccess)
-            return cuda_fail(err, e, "copying a cache block", g->device);
-    }
-    return RS_OK;
-}
-
 static const float *cuda_op_us(struct backend *b, uint32_t *n_ops)
 {
     struct cuda *c = (struct cuda *)b;
@@ -482,10 +425,26 @@ static const struct backend_reduce *cuda_reduces(struct backend *b)
     return ((struct cuda *)b)->reduces;
 }
 
+static void cuda_device_figures(struct backend *b, uint32_t rank, struct rs_rank_snapshot *out)
+{
+    const struct cuda *c = (const struct cuda *)b;
+    const struct cuda_nvml_figures f = cuda_nvml_get(c->nvml, c->gpu_of[rank]);
+    out->gpu_util = f.util;
+    out->gpu_temp_c = f.temp_c;
+    out->gpu_power_w = f.power_w;
+    out->mem_used = f.mem_used;
+    out->mem_total = f.mem_total;
+}
+
+static bool cuda_dead(struct backend *b)
+{
+    return ((const struct cuda *)b)->dead;
+}
+
 static void cuda_memory(struct backend *b, uint32_t rank, uint64_t *weights, uint64_t *cache, uint64_t *buffers)
 {
     struct cuda_gpu *g;
-    const struct cuda_rank *r = find_rank((struct cuda *)b, rank, &g);
+    const struct cuda_rank *r = cuda_find_rank((struct cuda *)b, rank, &g);
     *weights = r != NULL ? r->bytes_weights : 0;
     *cache = r != NULL ? r->bytes_cache : 0;
     *buffers = r != NULL ? r->bytes_buffers : 0;
@@ -544,11 +503,17 @@ static const struct backend_ops CUDA_OPS = {
     .step = cuda_step,
     .reserve = cuda_reserve,
     .logits = cuda_logits,
-    .read = cuda_read,
-    .write = cuda_write,
-    .copy_block = cuda_copy_block,
+    .inspects = true,
+    .read = cuda_look_read,
+    .write = cuda_look_write,
+    .copy_block = cuda_look_copy_block,
+    .cache_get = cuda_look_cache_get,
+    .cache_put = cuda_look_cache_put,
+    .pairs = cuda_look_pairs,
     .op_us = cuda_op_us,
     .reduces = cuda_reduces,
+    .device = cuda_device_figures,
+    .dead = cuda_dead,
     .memory = cuda_memory,
     .retire = cuda_retire,
     .graphs = cuda_graphs,
@@ -606,7 +571,13 @@ static enum rs_result open_all(struct cuda *c, struct rs_error *err)
         for (uint32_t j = 0; j < g->n_local; j++)
             g->local[j].rank = g->rank0 + j;
     }
-    enum rs_result rc = start_threads(c, err);
+    int device[KCU_MAX_GPUS];
+    for (uint32_t i = 0; i < c->n_gpus; i++)
+        device[i] = c->gpu[i].device;
+    c->nvml = cuda_nvml_watch(device, c->n_gpus);
+    enum rs_result rc = cuda_fault_room(c, err);
+    if (rc == RS_OK)
+        rc = start_threads(c, err);
     return rc == RS_OK ? cuda_all(c, open_gpu, err) : rc;
 }
 

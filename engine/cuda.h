@@ -28,6 +28,12 @@ struct cuda_rank {
     uint64_t bytes_weights, bytes_cache, bytes_buffers;
 };
 
+/* The source line of a launch. */
+struct cuda_where {
+    const char *file;
+    int line;
+};
+
 /* A captured step of one GPU. */
 struct cuda_graph {
     const struct program *prog;
@@ -38,11 +44,14 @@ struct cuda_graph {
     uint32_t n_launched, kernels, reduces;
     uint64_t bytes; /* by which the device's free memory fell when it was made */
     uint32_t *launched;        /* stamps in order of launch */
+    struct cuda_where *where;  /* and the lines */
     struct probe_copy *copies; /* its own, with where each lies in the bounce buffer */
     uint32_t n_copies;
 };
 
 enum { CUDA_MANY_ROWS = 17 }; /* from here on tensor cores */
+
+enum { CUDA_TIMEOUT_MS = 10000 }; /* without a configured one */
 
 enum { CUDA_MAX_GRAPHS = 64, CUDA_RECV_ROWS = 64 };
 
@@ -63,10 +72,15 @@ struct cuda_gpu {
     uint16_t *payload;                                    /* bf16 copy for NCCL */
     uint64_t *stamp, *ready, *done;                       /* pinned; [op][rank] and [op] */
     uint32_t *launched, n_launched, n_kernels, n_reduces; /* of the last walk */
+    struct kcu_seen *probe_parts;                         /* scratch of observers' kernels */
+    size_t probe_chunks;
+    uint32_t *probe_arrived;
+    struct cuda_walk *walk;                               /* of a step that is held between ops */
     float *bounce;                                        /* pinned, for probes */
     size_t bounce_floats;
     struct cuda_graph graph[CUDA_MAX_GRAPHS];
     uint32_t n_graphs;
+    struct cuda_where *where;                             /* [as launched] the line that launched it */
     struct comm_nccl *nccl;
     /* this GPU's clock against that of GPU 0: cuda_clock.c */
     uint64_t *ping, *pinged, clock_at;
@@ -94,6 +108,7 @@ struct cuda {
     size_t kv_row_bytes, ik_row_bytes, slot_packets;
     uint32_t cap_tables, n_tables, cap_ops;
     uint32_t tile_rows; /* prompt rows that attention takes at a time */
+    struct cuda_probes *probes; /* armed observers, or NULL: cuda_probe.c */
     float *full; /* [max_logits][vocab], pinned */
     float *us;   /* [op][rank] */
     struct backend_reduce *reduces; /* [op][rank] */
@@ -108,6 +123,12 @@ struct cuda {
     void *nccl;      /* the library and the id of the communicators, owned; NULL: not loaded yet */
     uint8_t nccl_how;     /* what the open communicators are for; index of the patch slot's implementation */
     bool nccl_open;
+    uint32_t held_op;     /* of a step that may be held */
+    uint32_t n_rows;      /* of the last step */
+    const struct program *last; /* which ran in it */
+    uint32_t *pair, n_pairs, pair_rank; /* what cuda_look_pairs() found last */
+    struct cuda_nvml *nvml; /* or NULL */
+    bool dead;            /* a device failed for good */
     uint64_t prepared;    /* generation of the choices that were looked at last */
     const struct backend_step *step;
     /* jobs for the GPUs' threads */
@@ -119,7 +140,9 @@ struct cuda {
     void (*work)(struct cuda_gpu *);
 };
 
-/* Offsets in the step's variable part, in words. */
+/* Offsets in the step's variable part, in words. The first is the epoch. */
+enum { CUDA_META_ROWS = 1 }; /* rows that are not padding */
+
 static inline size_t cuda_meta_token(void)
 {
     return 16;
@@ -168,6 +191,10 @@ enum rs_result cuda_all(struct cuda *c, void (*work)(struct cuda_gpu *), struct 
 enum rs_result cuda_load(struct cuda_gpu *g, struct rs_error *err);
 
 /* cuda_op.c and its kin: launch one step's list on the GPU's stream. */
+/* The same in pieces, for steps that may be held between ops: one op at a time, nothing fused. */
+enum rs_result cuda_launch_begin(struct cuda_gpu *g, const struct backend_step *s, uint32_t rows, uint32_t keys, struct rs_error *err);
+enum rs_result cuda_launch_op(struct cuda_gpu *g, uint32_t op);
+enum rs_result cuda_launch_end(struct cuda_gpu *g);
 enum rs_result cuda_launch_step(struct cuda_gpu *g, const struct backend_step *s, uint32_t rows, uint32_t keys, struct rs_error *err);
 
 /* cuda.c: make what these choices need (communicators), or say why it cannot be had. */
@@ -178,6 +205,37 @@ enum rs_result cuda_clock_open(struct cuda_gpu *g, struct rs_error *err);
 void cuda_clock_close(struct cuda_gpu *g);
 enum rs_result cuda_clock_align(struct cuda *c, struct rs_error *err);
 double cuda_clock_us(const struct cuda_gpu *g, uint64_t ns, uint64_t zero);
+
+/* cuda_probe.c, on the control thread. arm: before a step, make room for its observers. begin: forget what was seen. take: bring what observers
+ * behind ops [from, to] have seen to where its owners look; -1: those before the first. keys: columns that were copied of scores. */
+enum rs_result cuda_probe_arm(struct cuda *c, const struct backend_step *s, struct rs_error *err);
+void cuda_probe_begin(struct cuda *c, const struct backend_step *s);
+void cuda_probe_take(struct cuda *c, const struct backend_step *s, int from, int to, uint32_t keys);
+/* This rank's (row, expert) pairs of a layer, grouped by expert, rows ascending; returns how many. ids: [rows][n_used]. */
+uint32_t cuda_probe_pairs(const struct cuda *c, const int32_t *ids, uint32_t rows, uint32_t layer, uint32_t rank, uint32_t *pair);
+void cuda_probe_close(struct cuda *c);
+
+/* The backend's calls that look into memory, on the control thread between steps or while one is held: cuda_look.c. */
+struct cuda_rank *cuda_find_rank(struct cuda *c, uint32_t rank, struct cuda_gpu **gpu);
+enum rs_result cuda_look_read(struct backend *b, uint32_t rank, enum op_buf buf, uint32_t row, uint32_t col, uint32_t n, float *dst,
+                              struct rs_error *err);
+enum rs_result cuda_look_write(struct backend *b, uint32_t rank, enum op_buf buf, uint32_t row, uint32_t col, uint32_t n, const float *src,
+                               struct rs_error *err);
+enum rs_result cuda_look_copy_block(struct backend *b, int32_t from, int32_t to, struct rs_error *err);
+enum rs_result cuda_look_cache_get(struct backend *b, uint32_t rank, uint32_t layer, bool index, int32_t block, float *dst,
+                                   struct rs_error *err);
+enum rs_result cuda_look_cache_put(struct backend *b, uint32_t rank, uint32_t layer, bool index, int32_t block, const float *src,
+                                   struct rs_error *err);
+uint32_t cuda_look_pairs(struct backend *b, uint32_t rank);
+
+/* cuda_fault.c. room: does what the model needs fit on the GPUs? RS_ENOMEM says how much is missing on which and what would fit. step: what went
+ * wrong in a step that a device ended; fills in rank, op and the line that launched it, and notes whether the device is lost. waiting: RS_EENGINE if a
+ * rank gave up waiting for another one. */
+enum rs_result cuda_fault_room(struct cuda *c, struct rs_error *err);
+enum rs_result cuda_fault_step(struct cuda *c, struct rs_error *err);
+enum rs_result cuda_fault_waiting(struct cuda *c, const struct program *p, uint32_t rows, struct rs_error *err);
+/* cuda_load.c: bytes of a rank's weights. */
+size_t cuda_load_bytes(const struct cuda *c, uint32_t rank);
 
 /* cuda_exec.c */
 enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, struct rs_error *err);

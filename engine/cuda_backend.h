@@ -11,6 +11,7 @@ struct cuda_config {
     int device[KCU_MAX_GPUS];
     bool fuse;     /* join neighbouring ops into one kernel */
     bool pdl;      /* programmatic dependent launch */
+    uint32_t timeout_ms; /* how long a rank waits for another one; 0: 10 s */
     bool no_stamps; /* kernels do not note when they start: to measure what that costs */
     void (*progress)(void *arg, uint64_t done, uint64_t total, double seconds); /* during the load, from any GPU's thread; or NULL */
     void *progress_arg;
@@ -18,6 +19,26 @@ struct cuda_config {
 
 /* GPUs that this process could use; 0 with *why set (static) when there is none. */
 int backend_cuda_devices(const char **why);
+
+/* What there is, and what NVML knows of it (NAN, UINT64_MAX: not known). */
+struct cuda_device {
+    char name[64], pci[32];
+    int major, minor, sms;
+    uint64_t memory, mem_used;
+    float util, temp_c, power_w;
+};
+bool backend_cuda_describe(int i, struct cuda_device *out);
+
+/* One direction between two GPUs: a pattern was sent over it in several ways; `wrong` of `words` did not arrive as they were sent. */
+struct cuda_link {
+    int from, to;
+    bool peer;  /* kernels reach the other's memory */
+    uint64_t words, wrong;
+    double gbs; /* of the copy engine */
+    double us;  /* one way, of a word that a kernel writes and another one sees; -1: not to be had */
+};
+/* Every ordered pair, in turn. Errors: RS_EENGINE (a call failed). */
+enum rs_result backend_cuda_check(void (*report)(void *arg, const struct cuda_link *l), void *arg, struct rs_error *err);
 
 /* Bytes of memory that GPU i has in all; 0: it cannot be asked. */
 uint64_t backend_cuda_memory(int i);

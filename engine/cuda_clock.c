@@ -4,19 +4,12 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "engine/error.h"
+#include "engine/now.h"
 
 enum { EXCHANGES = 64 };
 static const double AGAIN_US = 1e6; /* a crystal is off by some 1e-5: a second without calibration is a few us, most of which the rate takes away */
-
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
 
 enum rs_result cuda_clock_open(struct cuda_gpu *g, struct rs_error *err)
 {
@@ -85,7 +78,7 @@ static void settle(struct cuda *c, struct cuda_gpu *g)
 
 enum rs_result cuda_clock_align(struct cuda *c, struct rs_error *err)
 {
-    const double now = now_us();
+    const double now = (double)now_us();
     if (c->n_gpus < 2 || (c->clock.at_us > 0 && now - c->clock.at_us < AGAIN_US))
         return RS_OK;
     c->clock.at_us = now;

@@ -27,6 +27,7 @@ static enum rs_result fill_meta(struct cuda *c, const struct backend_step *s, ui
     int32_t *tables = m + cuda_meta_tables(c), *offset = m + cuda_meta_table(c);
     uint32_t at = 1;
     m[0] = (int32_t)c->epoch;
+    m[CUDA_META_ROWS] = (int32_t)b->n_rows;
     tables[0] = 0;
     for (uint32_t g = 0; g < b->n_segs; g++) {
         const struct batch_seg *seg = &b->segs[g];
@@ -60,6 +61,7 @@ static void drop_graph(struct cuda_gpu *g, uint32_t i)
 {
     (void)cudaGraphExecDestroy(g->graph[i].exec);
     free(g->graph[i].launched);
+    free(g->graph[i].where);
     free(g->graph[i].copies);
     g->graph[i] = g->graph[--g->n_graphs];
 }
@@ -159,11 +161,15 @@ static enum rs_result capture(struct cuda_gpu *g, const struct backend_step *s, 
     if (rc != RS_OK)
         return rc;
     x->launched = malloc(g->n_launched * sizeof *x->launched);
-    if (x->launched == NULL) {
+    x->where = malloc(g->n_launched * sizeof *x->where);
+    if (x->launched == NULL || x->where == NULL) {
+        free(x->launched);
+        free(x->where);
         (void)cudaGraphExecDestroy(x->exec);
         return error_set(&g->err, RS_ENOMEM, "out of memory for a graph's timings");
     }
     memcpy(x->launched, g->launched, g->n_launched * sizeof *x->launched);
+    memcpy(x->where, g->where, g->n_launched * sizeof *x->where);
     x->n_launched = g->n_launched;
     x->kernels = g->n_kernels;
     x->reduces = g->n_reduces;
@@ -196,6 +202,7 @@ static enum rs_result run_gpu(struct cuda_gpu *g)
     if (e == cudaSuccess && x != NULL) {
         e = cudaGraphLaunch(x->exec, g->stream);
         memcpy(g->launched, x->launched, x->n_launched * sizeof *x->launched);
+        memcpy(g->where, x->where, x->n_launched * sizeof *x->where);
         g->n_launched = x->n_launched;
         g->n_kernels = x->kernels;
         g->n_reduces = x->reduces;
@@ -244,20 +251,55 @@ static void sum_times(struct cuda *c, const struct program *p)
     }
 }
 
-static enum rs_result check_fault(struct cuda *c, const struct program *p, struct rs_error *err)
+/* ---- steps that may be held between ops ---- */
+
+static void job_begin(struct cuda_gpu *g)
 {
-    for (uint32_t k = 0; k < c->n_gpus; k++) {
-        if (c->fault[k] == 0)
-            continue;
-        uint32_t n = c->fault[k] - 1, i = 0;
-        for (; i < p->n_ops; i++)
-            if (p->ops[i].kind == OP_ALLREDUCE && n-- == 0)
-                break;
-        c->fault[k] = 0;
-        return error_set(err, RS_EENGINE, "GPU %d (rank %u) waited 10 s for its peers in %s", c->gpu[k].device, c->gpu[k].rank0,
-                         i < p->n_ops ? p->ops[i].site : "an all-reduce");
+    const struct cuda *c = g->c;
+    const struct backend_step *s = c->step;
+    cudaError_t e = cudaSetDevice(g->device);
+    g->rc = e == cudaSuccess ? make_bounce(g, s) : cuda_fail(&g->err, e, "step", g->device);
+    if (g->rc == RS_OK)
+        g->rc = make_payload(g);
+    if (g->rc != RS_OK)
+        return;
+    e = cudaMemcpyAsync(g->meta, g->meta_host, (cuda_meta_tables(c) + c->n_tables) * sizeof *g->meta, cudaMemcpyHostToDevice, g->stream);
+    g->rc = e == cudaSuccess ? cuda_launch_begin(g, s, s->batch->n_rows, s->batch->max_keys, &g->err)
+                             : cuda_fail(&g->err, e, "step", g->device);
+}
+
+static void job_op(struct cuda_gpu *g)
+{
+    g->rc = cuda_launch_op(g, g->c->held_op);
+    cudaError_t e = g->rc == RS_OK ? cudaStreamSynchronize(g->stream) : cudaSuccess;
+    if (e != cudaSuccess)
+        g->rc = cuda_fail(&g->err, e, g->c->step->prog->ops[g->c->held_op].site, g->device);
+}
+
+static void job_end(struct cuda_gpu *g)
+{
+    g->rc = cuda_launch_end(g);
+    cudaError_t e = g->rc == RS_OK ? cudaStreamSynchronize(g->stream) : cudaSuccess;
+    if (e != cudaSuccess)
+        g->rc = cuda_fail(&g->err, e, "step", g->device);
+}
+
+/* Op by op, all GPUs together, with the hook in between. What observers have seen is brought over after each op, for whoever holds the step. */
+static enum rs_result walk_held(struct cuda *c, const struct backend_step *s, struct rs_error *err)
+{
+    enum rs_result rc = cuda_all(c, job_begin, err);
+    cuda_probe_take(c, s, -1, -1, s->batch->max_keys);
+    for (uint32_t i = 0; i < s->prog->n_ops && rc == RS_OK; i++) {
+        s->hook(s->hook_arg, &s->prog->ops[i], false);
+        c->held_op = i;
+        c->n_pairs = 0;
+        rc = cuda_all(c, job_op, err);
+        if (rc != RS_OK)
+            break;
+        cuda_probe_take(c, s, (int)i, (int)i, s->batch->max_keys);
+        s->hook(s->hook_arg, &s->prog->ops[i], true);
     }
-    return RS_OK;
+    return rc == RS_OK ? cuda_all(c, job_end, err) : rc;
 }
 
 enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, struct rs_error *err)
@@ -282,14 +324,26 @@ enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, stru
     for (uint32_t k = 0; k < c->n_gpus; k++)
         memset(c->gpu[k].stamp, 0, ((size_t)c->cap_ops * c->n_ranks + 1) * sizeof(uint64_t)),
             memset(c->gpu[k].ready, 0, c->cap_ops * sizeof(uint64_t));
-    rc = cuda_all(c, job_step, err);
+    c->n_rows = s->batch->n_rows;
+    c->last = p;
+    c->n_pairs = 0;
+    c->held_op = p->n_ops - 1;
+    rc = cuda_probe_arm(c, s, err);
+    if (rc != RS_OK)
+        return rc;
+    cuda_probe_begin(c, s);
+    rc = s->hook != NULL ? walk_held(c, s, err) : cuda_all(c, job_step, err);
     c->epoch += c->gpu[0].n_reduces;
     if (rc == RS_OK)
-        rc = check_fault(c, p, err);
+        rc = cuda_fault_waiting(c, p, s->graph ? s->batch->bucket : s->batch->n_rows, err);
+    else if (rc == RS_EENGINE)
+        rc = cuda_fault_step(c, err);
     if (rc != RS_OK)
         return rc;
     if (p == c->prog[0]) /* a NextN step is no op of the ledger's step */
         sum_times(c, p);
+    if (s->hook == NULL)
+        cuda_probe_take(c, s, -1, (int)p->n_ops - 1, s->graph ? keys_bucket(c, s->batch->max_keys) : s->batch->max_keys);
     size_t at = 0;
     for (uint32_t i = 0; s->probes != NULL && i < s->probes->n_copies; i++) {
         const struct probe_copy *q = &s->probes->copies[i];

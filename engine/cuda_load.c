@@ -72,6 +72,20 @@ static size_t place(const struct cuda *c, struct cuda_rank *r)
     return at;
 }
 
+size_t cuda_load_bytes(const struct cuda *c, uint32_t rank)
+{
+    size_t n = 0;
+    for (int p = 0; p < 2; p++)
+        for (uint32_t i = 0; c->prog[p] != NULL && i < c->prog[p]->n_views; i++) {
+            const struct op_view *v = plan_view(c->prog[p], rank, i);
+            bool twice = false;
+            for (uint32_t k = 0; p == 1 && k < c->prog[0]->n_views && !twice; k++)
+                twice = plan_view(c->prog[0], rank, k)->data == v->data && plan_view(c->prog[0], rank, k)->rows == v->rows;
+            n += twice ? 0 : view_bytes(v);
+        }
+    return n;
+}
+
 /* Rows [from, from + n) of the view, counted over all matrices, packed into dst. */
 static void gather_rows(const struct op_view *v, size_t row_bytes, size_t from, size_t n, uint8_t *dst)
 {

@@ -14,6 +14,7 @@
  *                                        (the choice also after a norm that was part of a join)
  *
  * Every fused kernel writes the buffers of all ops that it absorbs, so an observer sees them as if nothing were fused. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/cuda_op.h"
@@ -22,9 +23,12 @@
 enum rs_result cuda_op_after(struct cuda_walk *w, cudaError_t e, uint32_t kernels)
 {
     if (e != cudaSuccess)
-        return error_set(w->err, RS_EENGINE, "GPU %d, op %s: %s", w->g->device, w->op->site, cudaGetErrorString(e));
-    if (w->l.stamp != NULL)
+        return error_set(w->err, RS_EENGINE, "GPU %d, op %s (%s:%d): %s", w->g->device, w->op->site, w->where.file, w->where.line,
+                         cudaGetErrorString(e));
+    if (w->l.stamp != NULL) {
+        w->g->where[w->g->n_launched] = w->where;
         w->g->launched[w->g->n_launched++] = w->slot;
+    }
     w->l.stamp = NULL;
     w->l.pdl = w->c->cfg.pdl;
     w->g->n_kernels += kernels;
@@ -128,18 +132,19 @@ bool cuda_op_many(const struct cuda_walk *w, uint32_t n, const struct op_ref *in
 
 bool cuda_op_observed(const struct cuda_walk *w, const struct op *op)
 {
-    for (uint32_t i = 0; w->s->probes != NULL && i < w->s->probes->n_copies; i++)
-        if (w->s->probes->copies[i].op == op->index)
+    const struct probe_set *ps = w->s->probes;
+    for (uint32_t i = 0; ps != NULL && i < ps->n_copies; i++)
+        if (ps->copies[i].op == op->index)
             return true;
-    return false;
+    return ps != NULL && ps->n_obs != 0;
 }
 
 struct cuda_residual cuda_op_residual(struct cuda_walk *w, const struct cuda_rank *r, uint32_t n)
 {
     const struct op *reduce = cuda_op_ahead(w, n), *add = cuda_op_ahead(w, n + 1);
     const uint8_t buf = w->op->out[0].buf;
-    if (!w->c->cfg.fuse || w->c->n_ranks != 1 || w->c->lim.peers > 1 || add == NULL || reduce->kind != OP_ALLREDUCE ||
-        add->kind != OP_ADD || reduce->in[0].buf != buf || add->in[0].buf != buf || w->s->choices[reduce->index].delay_rank == 0)
+    if (!w->fuse || w->c->n_ranks != 1 || w->c->lim.peers > 1 || add == NULL || reduce->kind != OP_ALLREDUCE ||
+        add->kind != OP_ADD || reduce->in[0].buf != buf || add->in[0].buf != buf || w->s->choices[reduce->index].delay_rank == 0 || cuda_op_is_user(w, add) || cuda_op_observed(w, w->op))
         return (struct cuda_residual){NULL, 0};
     w->done[reduce->index] = w->done[add->index] = true;
     return (struct cuda_residual){cuda_op_at(w, r, &add->out[0]), cuda_op_pitch_of(w, r, add->out[0].buf)};
@@ -169,7 +174,7 @@ static bool leave_norm(struct cuda_walk *w)
 {
     const struct op *next = cuda_op_ahead(w, 1);
     struct cuda_rank *r = &w->g->local[0];
-    if (!w->c->cfg.fuse || !w->s->fast || w->rows != 1 || w->g->n_local != 1 || next == NULL || w->op->in[0].buf != BUF_X ||
+    if (!w->fuse || !w->s->fast || w->rows != 1 || w->g->n_local != 1 || next == NULL || w->op->in[0].buf != BUF_X ||
         next->in[0].buf != w->op->out[0].buf || cuda_op_observed(w, w->op))
         return false;
     return next->kind == OP_QKV_A    ? cuda_op_slots_takes_norm(w, r, next, w->op)
@@ -283,12 +288,21 @@ static enum rs_result run_probes(struct cuda_walk *w)
 
 static enum rs_result run_op(struct cuda_walk *w)
 {
-    const bool fuse = w->c->cfg.fuse;
+    const bool fuse = w->fuse;
     const struct op *op = w->op;
     if (w->done[op->index])
         return RS_OK;
+    if (cuda_op_is_user(w, op)) {
+        enum rs_result rc = RS_OK;
+        for (uint32_t i = 0; i < w->g->n_local && rc == RS_OK; i++) {
+            cuda_op_arm(w, &w->g->local[i]);
+            rc = cuda_op_user(w, &w->g->local[i]);
+        }
+        return rc;
+    }
     if (op->kind == OP_ROPE_Q && fuse) {
         w->rotate = true; /* the attention of this layer does it */
+        w->rotate_op = op->index;
         return RS_OK;
     }
     if (op->kind == OP_RMSNORM && leave_norm(w)) {
@@ -322,34 +336,79 @@ static enum rs_result run_op(struct cuda_walk *w)
     return RS_OK;
 }
 
+static void begin(struct cuda_walk *w, struct cuda_gpu *g, const struct backend_step *s, uint32_t rows, uint32_t keys, struct rs_error *err)
+{
+    *w = (struct cuda_walk){.g = g,
+                            .c = g->c,
+                            .s = s,
+                            .prog = s->prog,
+                            .p = s->prog == g->c->prog[1],
+                            .rows = rows,
+                            .keys = keys,
+                            .n_logits = cuda_lists_logits(g->c, s),
+                            .l = {.stream = g->stream},
+                            .fuse = g->c->cfg.fuse,
+                            .err = err};
+    g->n_launched = g->n_kernels = 0;
+}
+
+static enum rs_result walk_op(struct cuda_walk *w, uint32_t i)
+{
+    w->op = &w->prog->ops[i];
+    w->ch = &w->s->choices[i];
+    enum rs_result rc = run_op(w);
+    if (rc == RS_OK && w->op->kind == OP_MLA && w->rotate_op >= 0) { /* q_rope has been done by now */
+        const int rotated = w->rotate_op;
+        w->rotate_op = -1;
+        rc = cuda_probe_at(w, rotated);
+    }
+    if (rc == RS_OK && !(w->op->kind == OP_ROPE_Q && w->rotate))
+        rc = cuda_probe_at(w, (int)i);
+    return rc == RS_OK ? run_probes(w) : rc;
+}
+
+static enum rs_result end(struct cuda_walk *w)
+{
+    struct cuda_gpu *g = w->g;
+    w->l.stamp = g->stamp + (size_t)g->c->cap_ops * g->c->n_ranks;
+    g->n_reduces = w->ordinal;
+    cudaError_t e = kcu_stamp(&w->l);
+    g->n_kernels++;
+    return e == cudaSuccess ? RS_OK : cuda_fail(w->err, e, "end of step", g->device);
+}
+
 enum rs_result cuda_launch_step(struct cuda_gpu *g, const struct backend_step *s, uint32_t rows, uint32_t keys, struct rs_error *err)
 {
-    struct cuda_walk w = {.g = g,
-                          .c = g->c,
-                          .s = s,
-                          .prog = s->prog,
-                          .p = s->prog == g->c->prog[1],
-                          .rows = rows,
-                          .keys = keys,
-                            .n_logits = cuda_lists_logits(g->c, s),
-                          .l = {.stream = g->stream},
-                          .err = err};
+    struct cuda_walk w;
+    begin(&w, g, s, rows, keys, err);
     if (s->prog->n_ops > sizeof w.done / sizeof w.done[0])
         return error_set(err, RS_EUNSUPPORTED, "a program of %u ops; the CUDA backend takes %zu", s->prog->n_ops,
                          sizeof w.done / sizeof w.done[0]);
-    g->n_launched = g->n_kernels = 0;
-    for (uint32_t i = 0; i < s->prog->n_ops; i++) {
-        w.op = &s->prog->ops[i];
-        w.ch = &s->choices[i];
-        enum rs_result rc = run_op(&w);
-        if (rc == RS_OK)
-            rc = run_probes(&w);
-        if (rc != RS_OK)
-            return rc;
-    }
-    w.l.stamp = g->stamp + (size_t)g->c->cap_ops * g->c->n_ranks;
-    g->n_reduces = w.ordinal;
-    cudaError_t e = kcu_stamp(&w.l);
-    g->n_kernels++;
-    return e == cudaSuccess ? RS_OK : cuda_fail(err, e, "end of step", g->device);
+    w.rotate_op = -1;
+    enum rs_result rc = cuda_probe_at(&w, -1);
+    for (uint32_t i = 0; i < s->prog->n_ops && rc == RS_OK; i++)
+        rc = walk_op(&w, i);
+    return rc == RS_OK ? end(&w) : rc;
+}
+
+enum rs_result cuda_launch_begin(struct cuda_gpu *g, const struct backend_step *s, uint32_t rows, uint32_t keys, struct rs_error *err)
+{
+    if (g->walk == NULL && (g->walk = malloc(sizeof *g->walk)) == NULL)
+        return error_set(err, RS_ENOMEM, "out of memory for a step");
+    begin(g->walk, g, s, rows, keys, err);
+    g->walk->fuse = false;
+    g->walk->rotate_op = -1;
+    return cuda_probe_at(g->walk, -1);
+}
+
+enum rs_result cuda_launch_op(struct cuda_gpu *g, uint32_t op)
+{
+    memset(g->walk->q8_ok, 0, sizeof g->walk->q8_ok); /* somebody may have written to what the int8 forms are of */
+    g->walk->l.pdl = false;
+    return walk_op(g->walk, op);
+}
+
+enum rs_result cuda_launch_end(struct cuda_gpu *g)
+{
+    return end(g->walk);
 }

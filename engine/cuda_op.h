@@ -16,7 +16,9 @@ struct cuda_walk {
     struct kcu_launch l;
     uint32_t slot;         /* of the stamp in l */
     uint32_t ordinal;      /* of the next reduce */
+    bool fuse;             /* take neighbours together */
     bool rotate;           /* q_rope waits for the attention */
+    int rotate_op;         /* which op that is */
     const struct op *norm; /* left to the product that follows, or NULL */
     bool choosing;         /* the choice of experts is left to the projections that follow: route */
     struct kcu_route route;
@@ -27,6 +29,7 @@ struct cuda_walk {
     size_t bounce_at;
     const struct op *op;
     const struct choice *ch;
+    struct cuda_where where; /* of the launch at hand */
     struct rs_error *err;
 };
 
@@ -35,6 +38,7 @@ enum rs_result cuda_op_after(struct cuda_walk *w, cudaError_t e, uint32_t kernel
 
 #define CUDA_OP_RUN(call)                                                                                                                  \
     do {                                                                                                                                   \
+        w->where = (struct cuda_where){__FILE__, __LINE__};                                                                                \
         enum rs_result rc_ = cuda_op_after(w, (call), 1);                                                                                  \
         if (rc_ != RS_OK)                                                                                                                  \
             return rc_;                                                                                                                    \
@@ -107,7 +111,7 @@ enum kcu_cache cuda_op_cache_of(const struct cuda_walk *w);
 const struct op *cuda_op_ahead(const struct cuda_walk *w, uint32_t n);
 bool cuda_op_next_is(const struct cuda_walk *w, uint32_t n, enum op_kind kind);
 
-/* Does an observer copy the op's result? */
+/* Does an observer copy the op's result? Where observers look at any tensor, all are taken to be looked at: what is left out of memory is not there. */
 bool cuda_op_observed(const struct cuda_walk *w, const struct op *op);
 
 /* The op's product adds itself to the residual stream where the reduce n places on has nothing to sum; that and the addition are then done. */
@@ -124,6 +128,17 @@ void cuda_op_normed(struct cuda_walk *w, const struct cuda_rank *r);
 /* Is the product of n rows one for tensor cores? int8: the operator wants quantised matrices to be multiplied with less than f32. Where the number of rows
  * must not matter, any number is enough: sums of that kernel run in another order than those for few rows. */
 bool cuda_op_many(const struct cuda_walk *w, uint32_t n, const struct op_ref *in, bool int8, const struct kcu_mat *a, const struct kcu_mat *b);
+
+/* cuda_user.c: run the implementation that was loaded for the op at hand. */
+enum rs_result cuda_op_user(struct cuda_walk *w, struct cuda_rank *r);
+/* Was one loaded for this op? Then no other launch may take it along. */
+static inline bool cuda_op_is_user(const struct cuda_walk *w, const struct op *op)
+{
+    return w->s->choices[op->index].impl->launch != NULL;
+}
+
+/* cuda_probe.c: launch the observers that stand behind an op; -1: before the first. */
+enum rs_result cuda_probe_at(struct cuda_walk *w, int op);
 
 /* cuda_op_join.c. From the op at hand on: all-reduce, add and norm as far as they follow each other. */
 enum rs_result cuda_op_join(struct cuda_walk *w);

@@ -65,7 +65,7 @@ enum rs_result cuda_op_mla(struct cuda_walk *w, struct cuda_rank *r)
                         .scratch = w->g->scratch,
                         .many = w->ch->matmul == MATMUL_INT8,
                         .fixed = !w->s->fast,
-                        .apart = !w->c->cfg.fuse};
+                        .apart = !w->fuse};
     if (op->in[1].buf == BUF_ISEL && !w->ch->dense) {
         a.sel = (const int32_t *)(const void *)r->buf[BUF_ISEL];
         a.sel_pitch = cuda_op_pitch_of(w, r, BUF_ISEL);

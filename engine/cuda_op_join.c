@@ -54,7 +54,7 @@ static void fill_reduce(struct cuda_walk *w, struct kcu_join *j)
     j->slot_packets = c->slot_packets;
     j->epoch = (const uint32_t *)w->g->meta;
     j->fault = c->fault + w->g->index;
-    j->timeout_ns = 10ull * 1000 * 1000 * 1000;
+    j->timeout_ns = (c->cfg.timeout_ms != 0 ? c->cfg.timeout_ms : CUDA_TIMEOUT_MS) * 1000000ull;
     j->delay_rank = w->ch->delay_rank;
     j->delay_ns = w->ch->delay_rank >= 0 ? (uint32_t)(w->ch->delay_us * 1000.0f) : 0;
     j->ready = w->c->cfg.no_stamps ? NULL : w->g->ready + w->op->index;
@@ -66,11 +66,13 @@ enum rs_result cuda_op_join(struct cuda_walk *w)
     const struct op *reduce = w->op->kind == OP_ALLREDUCE ? w->op : NULL, *add = NULL, *norm = NULL;
     const struct op_ref *from = &w->op->in[0], *now = from;
     uint32_t n = reduce != NULL, gpus_apart = w->c->n_gpus > 1 || w->c->lim.peers > 1;
-    if ((n == 0 || w->c->cfg.fuse) && cuda_op_next_is(w, n, OP_ADD) && same_ref(&cuda_op_ahead(w, n)->in[0], now)) {
+    if ((n == 0 || w->fuse) && cuda_op_next_is(w, n, OP_ADD) && same_ref(&cuda_op_ahead(w, n)->in[0], now) &&
+        !cuda_op_is_user(w, cuda_op_ahead(w, n))) {
         add = cuda_op_ahead(w, n++);
         now = &add->out[0];
     }
-    if ((n == 0 || w->c->cfg.fuse) && cuda_op_next_is(w, n, OP_RMSNORM) && same_ref(&cuda_op_ahead(w, n)->in[0], now))
+    if ((n == 0 || w->fuse) && cuda_op_next_is(w, n, OP_RMSNORM) && same_ref(&cuda_op_ahead(w, n)->in[0], now) &&
+        !cuda_op_is_user(w, cuda_op_ahead(w, n)))
         norm = cuda_op_ahead(w, n++);
     for (uint32_t i = 1; i < n; i++)
         w->done[w->op->index + i] = true;

@@ -81,7 +81,7 @@ enum rs_result cuda_op_gate_up(struct cuda_walk *w, struct cuda_rank *r)
 {
     struct kcu_gated a;
     enum rs_result rc = fill_gated(w, r, w->op, w->ch, &a);
-    w->done[w->op->index + 1] = true;
+    w->done[w->op->index + 1] = !cuda_op_is_user(w, w->op + 1);
     if (rc != RS_OK || a.gate.w == NULL)
         return rc;
     if (gated_many(w, r, w->op))
@@ -93,11 +93,11 @@ enum rs_result cuda_op_gate_up(struct cuda_walk *w, struct cuda_rank *r)
 enum rs_result cuda_op_moe_gate_up(struct cuda_walk *w, struct cuda_rank *r)
 {
     struct kcu_gated a, b = {.n = 0};
-    const bool shared = w->c->cfg.fuse && cuda_op_next_is(w, 3, OP_GATE_UP) && cuda_op_ahead(w, 3)->layer == w->op->layer &&
+    const bool shared = w->fuse && cuda_op_next_is(w, 3, OP_GATE_UP) && cuda_op_ahead(w, 3)->layer == w->op->layer &&
                         w->rows < CUDA_MANY_ROWS && w->s->fast;
     enum rs_result rc = fill_gated(w, r, w->op, w->ch, &a);
     if (rc == RS_OK && gated_many(w, r, w->op)) {
-        w->done[w->op->index + 1] = true;
+        w->done[w->op->index + 1] = !cuda_op_is_user(w, w->op + 1);
         return run_many(w, r, w->op, &a);
     }
     if (rc == RS_OK && shared)
@@ -105,9 +105,11 @@ enum rs_result cuda_op_moe_gate_up(struct cuda_walk *w, struct cuda_rank *r)
     if (rc != RS_OK)
         return rc;
     CUDA_OP_RUN(kcu_gated(&w->l, &a, shared ? &b : NULL, w->choosing ? &w->route : NULL));
-    w->done[w->op->index + 1] = true;
-    if (shared)
-        w->done[w->op->index + 3] = w->done[w->op->index + 4] = true;
+    w->done[w->op->index + 1] = !cuda_op_is_user(w, w->op + 1);
+    if (shared) {
+        w->done[w->op->index + 3] = true;
+        w->done[w->op->index + 4] = !cuda_op_is_user(w, w->op + 4);
+    }
     return RS_OK;
 }
 
@@ -142,7 +144,7 @@ enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
         CUDA_OP_RUN(kcu_combine(&w->l, w->g->pairs, a.width, &a));
         return RS_OK;
     }
-    if (rc == RS_OK && w->c->cfg.fuse && w->done[op->index + 1] && shexp != NULL && shexp->kind == OP_LINEAR && shexp->accumulate &&
+    if (rc == RS_OK && w->fuse && w->done[op->index + 1] && w->done[op->index + 2] && shexp != NULL && shexp->kind == OP_LINEAR && shexp->accumulate &&
         !cuda_op_observed(w, op)) {
         const struct choice *ch = &w->s->choices[shexp->index];
         a.shared = *cuda_op_mat(w, r, shexp, 0);
@@ -192,7 +194,7 @@ static struct kcu_route route_of(const struct cuda_walk *w, const struct cuda_ra
 static bool leaves_choice(const struct cuda_walk *w, const struct op *op, const struct kcu_route *a)
 {
     const bool next = (uint32_t)op->index + 1 < w->prog->n_ops && w->prog->ops[op->index + 1].kind == OP_MOE_GATE_UP;
-    return w->c->cfg.fuse && w->s->fast && w->g->n_local == 1 && next && !cuda_op_observed(w, op) && kcu_logits_takes(a);
+    return w->fuse && w->s->fast && w->g->n_local == 1 && next && !cuda_op_observed(w, op) && kcu_logits_takes(a);
 }
 
 bool cuda_op_router_takes_norm(struct cuda_walk *w, struct cuda_rank *r, const struct op *op, const struct op *norm)

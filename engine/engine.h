@@ -52,6 +52,7 @@ struct sched_counts {
 
 struct engine {
     char name[64];
+    char dead[512];             /* why the engine ends, if a device failed for good */
     unsigned workers;
     enum krn_isa isa;
     struct pool *pool;

@@ -32,6 +32,8 @@ libengine_a_SOURCES = \
 	engine/cpu_pack.c \
 	engine/cpu_probe.c \
 	engine/cpu_user.c \
+	engine/cuda_user.c \
+	engine/cuda_user.h \
 	engine/delta.c \
 	engine/delta.h \
 	engine/donor.c \
@@ -70,6 +72,7 @@ libengine_a_SOURCES = \
 	engine/msg.h \
 	engine/msg_audit.c \
 	engine/msg_break.c \
+	engine/msg_devices.c \
 	engine/msg_diff.c \
 	engine/msg_gen.c \
 	engine/msg_health.c \
@@ -163,15 +166,21 @@ libengine_a_SOURCES += \
 	engine/cuda_check.h \
 	engine/cuda_clock.c \
 	engine/cuda_exec.c \
+	engine/cuda_fault.c \
 	engine/cuda_impl.c \
+	engine/cuda_links.c \
 	engine/cuda_lists.c \
 	engine/cuda_load.c \
+	engine/cuda_look.c \
+	engine/cuda_nvml.c \
+	engine/cuda_nvml.h \
 	engine/cuda_op.c \
 	engine/cuda_op.h \
 	engine/cuda_op_attn.c \
 	engine/cuda_op_join.c \
 	engine/cuda_op_linear.c \
 	engine/cuda_op_moe.c \
+	engine/cuda_probe.c \
 	engine/cuda_selftest.c \
 	engine/cuda_selftest.h \
 	engine/cuda_selftest_many.c

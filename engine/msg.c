@@ -12,6 +12,7 @@
 /* One a line, so that what is added side by side can be merged. */
 static const struct msg_method *const TABLES[] = {
     MSG_MODEL,
+    MSG_DEVICES,
     MSG_PATCH,
     MSG_GEN,
     MSG_SESSION,

@@ -36,6 +36,6 @@ void msg_client_gone(struct engine *e, int slot, bool served);
 /* Tables of methods, ended by a NULL name, one per file. */
 extern const struct msg_method MSG_MODEL[], MSG_PATCH[], MSG_GEN[], MSG_SESSION[], MSG_LOAD[], MSG_OBSERVE[], MSG_HEALTH[], MSG_AUDIT[];
 extern const struct msg_method MSG_PROBE[], MSG_BREAK[], MSG_DIFF[], MSG_REPLAY[], MSG_LOOK[], MSG_STAGE[];
-extern const struct msg_method MSG_MAKE[], MSG_WEIGHTS[];
+extern const struct msg_method MSG_MAKE[], MSG_WEIGHTS[], MSG_DEVICES[];
 
 #endif

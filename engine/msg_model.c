@@ -315,25 +315,7 @@ static enum rs_result msg_ping(struct engine *e, struct msg *m, struct args *a, 
     return rc;
 }
 
-static enum rs_result msg_devices(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
-{
-    (void)err;
-    enum rs_result rc = args_end(a);
-    const char *why = "this build has no CUDA: configure it --with-cuda";
-    int n = 0;
-    bool built = false;
-#ifdef HAVE_CUDA
-    built = true;
-    n = backend_cuda_devices(&why);
-#endif
-    json_object_set_new(m->reply, "cpu", json_pack("{s:i,s:s}", "workers", (int)e->workers, "isa", krn_cpu_matmul(e->isa)->name));
-    json_object_set_new(m->reply, "cuda", json_pack("{s:b,s:i}", "built", built, "devices", n));
-    json_object_set_new(json_object_get(m->reply, "cuda"), "why", n == 0 && why != NULL ? json_string(why) : json_null());
-    return rc;
-}
-
 const struct msg_method MSG_MODEL[] = {
-    {"devices", false, msg_devices},
     {"hello", false, msg_hello}, {"open", true, msg_open}, {"close", true, msg_close}, {"info", false, msg_info},
     {"set", true, msg_set},      {"stop", true, msg_stop}, {"ping", false, msg_ping},  {NULL, false, NULL},
 };

@@ -30,7 +30,7 @@ static json_t *slot_json(const struct engine *e, uint32_t id)
     }
     for (uint32_t i = 0; id == SLOT_USER && i < e->patches.registry->n; i++)
         json_array_append_new(impls, json_pack("{s:s,s:b,s:s,s:s,s:s}", "name", e->patches.registry->user[i].name, "capturable", 1, "help",
-                                               e->patches.registry->user[i].api->help, "op_kind", op_kind_name(e->patches.registry->user[i].impl.kind), "file",
+                                               e->patches.registry->user[i].help, "op_kind", op_kind_name(e->patches.registry->user[i].impl.kind), "file",
                                                e->patches.registry->user[i].file));
     for (uint32_t i = 0; id == SLOT_WEIGHTS && e->model != NULL && i < e->model->n_donors; i++)
         json_array_append_new(impls, json_pack("{s:s,s:b,s:s}", "name", e->model->donor[i].name, "capturable", 1, "help", e->model->donor[i].path));

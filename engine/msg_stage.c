@@ -20,8 +20,10 @@ static enum rs_result msg_load(struct engine *e, struct msg *m, struct args *a, 
     args_bool(a, "activate", &r.activate);
     msg_read_site(a, false, NULL, r.site);
     enum rs_result rc = args_end(a);
-    if (rc == RS_OK && e->rt != NULL && e->rt->cfg.backend != BACKEND_CPU)
-        rc = error_set(err, RS_EUNSUPPORTED, "patch.load: implementations loaded from C files run on the CPU backend only");
+    if (rc == RS_OK && e->rt != NULL && stage_is_cuda(r.path) != (e->rt->cfg.backend == BACKEND_CUDA))
+        rc = error_set(err, RS_EUNSUPPORTED, "patch.load: %s", e->rt->cfg.backend == BACKEND_CUDA
+                                                                 ? "the CUDA backend takes files in CUDA C, whose names end in .cu"
+                                                                 : "files in CUDA C are for the CUDA backend");
     if (rc == RS_OK)
         rc = stage_start(e, &r, err);
     m->deferred = rc == RS_OK;
@@ -152,6 +154,8 @@ static enum rs_result msg_shadow(struct engine *e, struct msg *m, struct args *a
     if (rc == RS_OK && (n == 0 || n > capture_chunk(e) || n + steps > e->model->hp.context))
         rc = error_set(err, RS_EUSAGE, "patch.shadow: %zu tokens, expected 1 to %u", n, capture_chunk(e));
     s.user = patch_find_user(e->patches.registry, impl);
+    if (rc == RS_OK && e->rt->cfg.backend != BACKEND_CPU)
+        rc = error_set(err, RS_EUNSUPPORTED, "patch.shadow runs on the CPU backend only");
     if (rc == RS_OK && s.user == NULL)
         rc = error_set(err, RS_ENOTFOUND, "patch.shadow: no loaded implementation '%.40s' (patch.load)", impl);
     if (rc == RS_OK && (room = realloc(ids, (n + steps + 1) * sizeof *ids)) != NULL)

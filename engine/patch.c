@@ -50,7 +50,7 @@ static const struct patch_slot PATCH_SLOTS[SLOT_COUNT] = {
                     {{"off", "nobody is late on purpose"}}},
     [SLOT_HIDDEN] = {"nextn.hidden", PATCH_RECAPTURE, K(HIDDEN), false, "the hidden state that the NextN block drafts from",
                      {{"normed", "after the last norm"}, {"raw", "the residual stream itself: how DeepSeek's paper reads"}}},
-    [SLOT_USER] = {"user", PATCH_RECAPTURE, PATCHABLE, true, "implementations loaded from C files (patch.load): each takes over ops of its own kind",
+    [SLOT_USER] = {"user", PATCH_RECAPTURE, PATCHABLE, true, "implementations loaded from files (patch.load): each takes over ops of its own kind",
                    {{"off", "none"}}},
     [SLOT_WEIGHTS] = {"weights", PATCH_RELOAD, 0, true, "tensors taken from other model files (weights.load), by patterns of their names",
                       {{"file", "as they stand in the model's own file"}}},
@@ -80,12 +80,14 @@ bool patch_is_user(const struct patch_registry *r, const struct op_impl *impl)
     return false;
 }
 
-bool patch_uses_user(const struct patch_table *t)
+const struct patch_user *patch_misfit(const struct patch_table *t, bool gpus)
 {
-    for (uint32_t i = 0; i < t->n; i++)
-        if (t->entry[i].slot == SLOT_USER && strcmp(t->entry[i].impl, "off") != 0)
-            return true;
-    return false;
+    for (uint32_t i = 0; i < t->n; i++) {
+        const struct patch_user *u = t->entry[i].slot == SLOT_USER ? patch_find_user(t->reg, t->entry[i].impl) : NULL;
+        if (u != NULL && u->gpus != gpus)
+            return u;
+    }
+    return NULL;
 }
 
 const struct patch_slot *patch_slot(uint32_t i)

@@ -54,8 +54,9 @@ struct patch_entry {
 /* An implementation that was loaded while the engine runs. impl is its first member: a launch finds the rest from there. */
 struct patch_user {
     struct op_impl impl;
-    const struct rankscope_patch_v1 *api; /* in a shared object that is never unloaded */
-    char name[40], file[256];
+    const struct rankscope_patch_v1 *api; /* from a C file: in a shared object that is never unloaded; else NULL */
+    bool gpus;                            /* from a file in CUDA C: impl.launch is a struct cuda_user */
+    char name[40], file[256], help[128];
 };
 
 /* All that were ever loaded; append-only, so that tables and graphs of any generation may refer to it. Donors, by contrast, go with their model. */
@@ -94,8 +95,8 @@ struct patch_store {
 const struct patch_user *patch_find_user(const struct patch_registry *r, const char *name); /* NULL: none of that name */
 bool patch_is_user(const struct patch_registry *r, const struct op_impl *impl);
 const char *patch_find_donor(const struct patch_registry *r, const char *name); /* NULL: none of that name */
-/* Does any op under this table run a loaded implementation? */
-bool patch_uses_user(const struct patch_table *t);
+/* The first loaded implementation under this table that the backend cannot run, or NULL. */
+const struct patch_user *patch_misfit(const struct patch_table *t, bool gpus);
 
 const struct patch_slot *patch_slot(uint32_t i); /* NULL past the end */
 const struct patch_slot *patch_find(const char *name, uint32_t *id);

@@ -30,7 +30,7 @@ struct probe_copy {
 /* Statistics of a tensor's part on one rank. min, max, absmax and the sums are over the finite values. */
 struct probe_stats {
     uint64_t n, zeros, nan, inf;
-    uint64_t hash;            /* of all bits, in order of rows and columns */
+    uint64_t hash;            /* of all bits and their places, in no particular order of adding */
     double sum, sum_sq;
     float min, max, absmax;   /* 0 when nothing is finite */
 };
@@ -77,13 +77,21 @@ static inline const struct op_ref *probe_ref(const struct op *o, bool before, ui
     return !before ? &o->out[index] : index < OP_MAX_IN ? &o->in[index] : &o->out[index - OP_MAX_IN];
 }
 
+/* What a value adds to the hash, by its bits and its place among the values: the same here and on devices. */
+static inline uint64_t probe_mix(uint64_t index, uint32_t bits)
+{
+    uint64_t z = index * 0x9e3779b97f4a7c15u ^ bits;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
 /* Fold one value into statistics; n, zeros, hash included. */
 static inline void probe_fold(struct probe_stats *s, float x)
 {
     union { float f; uint32_t u; } b = {.f = x};
     uint32_t mag = b.u & 0x7fffffffu;
-    s->hash = (s->hash ^ b.u) * 0x9e3779b97f4a7c15u;
-    s->hash ^= s->hash >> 29;
+    s->hash += probe_mix(s->n, b.u);
     s->n++;
     if (mag >= 0x7f800000u) {
         if (mag > 0x7f800000u)

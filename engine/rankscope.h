@@ -68,6 +68,10 @@ enum rs_result rs_engine_serve(const char *name, const struct rs_local_params *p
 /* Names of the engines that run for this user, as a JSON array of {"name","pid","socket","model","ranks","since"}; caller frees. */
 enum rs_result rs_engine_list(char **json, struct rs_error *err);
 
+/* What "rankscope stage-cuda" does, for patch.load: compile a patch in CUDA C (folder `include` holds engine/patch_cuda.h), test it on a GPU, leave
+ * the module in `folder`. In a process of its own, since a patch that runs wild loses the device. *worst: its largest relative error. */
+enum rs_result rs_stage_cuda(const char *file, const char *include, const char *folder, double *worst, struct rs_error *err);
+
 /* Let go. A local engine stops (its running work is abandoned); a remote one goes on without this client. NULL is allowed. */
 void rs_engine_close(struct rs_engine *e);
 

@@ -56,8 +56,10 @@ enum rs_result runtime_resolve(struct runtime *rt, const struct patch_table *pat
 {
     size_t n;
     const struct op_impl *impls = runtime_impls(rt->cfg.backend, &n);
-    if (rt->cfg.backend != BACKEND_CPU && patch_uses_user(patches))
-        return error_set(err, RS_EUNSUPPORTED, "implementations loaded from C files run on the CPU backend only");
+    const struct patch_user *misfit = patch_misfit(patches, rt->cfg.backend == BACKEND_CUDA);
+    if (misfit != NULL)
+        return error_set(err, RS_EUNSUPPORTED, "%s was loaded from %s, which is for the %s backend", misfit->name, misfit->file,
+                         misfit->gpus ? "CUDA" : "CPU");
     struct choice *main_new = calloc(rt->prog.n_ops, sizeof *main_new), *next_new = NULL;
     enum rs_result rc = main_new == NULL ? error_set(err, RS_ENOMEM, "out of memory for op choices") : patch_resolve(patches, &rt->prog, impls, n, main_new, err);
     if (rc == RS_OK && rt->has_nextn) {

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "engine/cpu.h"
+#include "engine/cuda_user.h"
 #include "engine/engine.h"
 #include "engine/error.h"
 #include "engine/msg.h"
@@ -41,6 +42,10 @@ struct stage {
     "ulimit -t 20; ulimit -c 0; : >\"$4/log\"; exec \"$4/selftest\"\n"
 enum { DOES_NOT_COMPILE = 41, DOES_NOT_LINK = 42 };
 
+/* The same in CUDA C, where the program itself is the compiler and the self-test: see rs_stage_cuda(). Exit 43: the log says all. */
+#define CUDA_SCRIPT "ulimit -t 60; ulimit -c 0; exec \"$1\" stage-cuda \"$3\" \"$2\" \"$4\"\n"
+enum { IN_THE_LOG = 43 };
+
 /* The folder that holds engine/patch_api.h and scripts/patches/selftest.c: named by the environment, installed, or the source tree. */
 static const char *data_folder(char buf[PATH_MAX])
 {
@@ -59,7 +64,7 @@ static const char *data_folder(char buf[PATH_MAX])
 
 static void remove_folder(const char *dir)
 {
-    static const char *const FILES[] = {"patch.so", "selftest", "log"};
+    static const char *const FILES[] = {"patch.so", "selftest", "log", CUDA_USER_MODULE};
     for (size_t i = 0; i < sizeof FILES / sizeof FILES[0]; i++) {
         char p[128];
         snprintf(p, sizeof p, "%s/%s", dir, FILES[i]);
@@ -68,18 +73,42 @@ static void remove_folder(const char *dir)
     rmdir(dir);
 }
 
+bool stage_is_cuda(const char *path)
+{
+    size_t n = strlen(path);
+    return n > 3 && strcmp(path + n - 3, ".cu") == 0;
+}
+
+/* The file of this program; tests, which are other programs, name it. */
+static bool program(char out[PATH_MAX])
+{
+    const char *named = getenv("RANKSCOPE_PROGRAM");
+    if (named != NULL) {
+        snprintf(out, PATH_MAX, "%s", named);
+        return true;
+    }
+    ssize_t n = readlink("/proc/self/exe", out, PATH_MAX - 1);
+    if (n > 0)
+        out[n] = '\0';
+    return n > 0;
+}
+
 static enum rs_result spawn(struct stage *s, const char *data, struct rs_error *err)
 {
     const char *cc = getenv("CC");
     char log[128];
-    char compiler[256], folder[PATH_MAX], sh[] = "sh", opt[] = "-c", script[] = SCRIPT;
-    char *argv[] = {sh, opt, script, sh, compiler, folder, s->path, s->dir, NULL};
+    char compiler[PATH_MAX], folder[PATH_MAX], sh[] = "sh", opt[] = "-c", script[] = SCRIPT, cuda_script[] = CUDA_SCRIPT;
+    const bool cuda = stage_is_cuda(s->path);
+    char *argv[] = {sh, opt, cuda ? cuda_script : script, sh, compiler, folder, s->path, s->dir, NULL};
     posix_spawn_file_actions_t fa;
     posix_spawnattr_t at;
     sigset_t none, all;
     extern char **environ;
     snprintf(log, sizeof log, "%s/log", s->dir);
-    snprintf(compiler, sizeof compiler, "%s", cc != NULL && *cc != '\0' && strchr(cc, ' ') == NULL ? cc : "cc");
+    if (cuda && !program(compiler))
+        return error_set(err, RS_EIO, "patch.load: cannot find this program's file: %s", strerror(errno));
+    if (!cuda)
+        snprintf(compiler, sizeof compiler, "%s", cc != NULL && *cc != '\0' && strchr(cc, ' ') == NULL ? cc : "cc");
     snprintf(folder, sizeof folder, "%s", data);
     sigemptyset(&none);
     sigfillset(&all);
@@ -161,6 +190,7 @@ static enum rs_result judge(const struct stage *s, int status, bool late, char *
     case 0: return RS_OK;
     case DOES_NOT_COMPILE: return error_set(err, RS_EFORMAT, "%s: does not compile: %s", s->path, log);
     case DOES_NOT_LINK: return error_set(err, RS_EFORMAT, "%s: does not export rankscope_patch: %s", s->path, log);
+    case IN_THE_LOG: return error_set(err, RS_EFORMAT, "%s: %s", s->path, log);
     default: return error_set(err, RS_EFORMAT, "%s: self-test failed: %s", s->path, log[0] != '\0' ? log : "no reason given");
     }
 }
@@ -184,12 +214,42 @@ static bool good_name(const char *s)
     return n > 0 && n < 28 && strcmp(s, "off") != 0 && strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") == n;
 }
 
-/* The object stays loaded for good: graphs, tables of older generations and revert may refer to it. A name that is taken gets a number. */
+/* A name that is taken gets a number. */
+static struct patch_user *enter(struct engine *e, const struct stage *s, const char *name, const char *help, struct op_impl impl)
+{
+    struct patch_registry *r = e->patches.registry;
+    struct patch_user *u = &r->user[r->n];
+    snprintf(u->name, sizeof u->name, "%s", name);
+    for (unsigned v = 2; patch_find_user(r, u->name) != NULL; v++)
+        snprintf(u->name, sizeof u->name, "%s.%u", name, v);
+    snprintf(u->file, sizeof u->file, "%.255s", s->path);
+    snprintf(u->help, sizeof u->help, "%s", help);
+    u->impl = impl;
+    u->impl.name = u->name;
+    u->impl.help = u->help;
+    r->n++;
+    return u;
+}
+
+static enum rs_result enlist_cuda(struct engine *e, const struct stage *s, struct patch_user **out, struct rs_error *err)
+{
+    struct cuda_user *module;
+    struct cuda_user_info info;
+    enum rs_result rc = cuda_user_load(s->dir, &module, &info, err);
+    if (rc == RS_OK && !good_name(info.name))
+        rc = error_set(err, RS_EFORMAT, "%s: name is not allowed (see engine/patch_cuda.h)", s->path);
+    if (rc != RS_OK)
+        return rc;
+    *out = enter(e, s, info.name, info.help, (struct op_impl){.kind = info.kind, .launch = module});
+    (*out)->gpus = true;
+    return RS_OK;
+}
+
+/* The object stays loaded for good: graphs, tables of older generations and revert may refer to it. */
 static enum rs_result enlist(struct engine *e, const struct stage *s, struct patch_user **out, struct rs_error *err)
 {
     char so[128];
     enum op_kind kind;
-    struct patch_registry *r = e->patches.registry;
     snprintf(so, sizeof so, "%s/patch.so", s->dir);
     void *h = dlopen(so, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (h == NULL)
@@ -199,15 +259,8 @@ static enum rs_result enlist(struct engine *e, const struct stage *s, struct pat
         return error_set(err, RS_EFORMAT, "%s: written for another interface than %u", s->path, RANKSCOPE_PATCH_ABI);
     if (p->name == NULL || !good_name(p->name) || p->kind == NULL || !kind_of(p->kind, &kind))
         return error_set(err, RS_EFORMAT, "%s: name or kind is not allowed (see engine/patch_api.h)", s->path);
-    struct patch_user *u = &r->user[r->n];
-    snprintf(u->name, sizeof u->name, "%s", p->name);
-    for (unsigned v = 2; patch_find_user(r, u->name) != NULL; v++)
-        snprintf(u->name, sizeof u->name, "%s.%u", p->name, v);
-    snprintf(u->file, sizeof u->file, "%.255s", s->path);
-    u->impl = (struct op_impl){.kind = kind, .name = u->name, .launch = &CPU_USER, .help = p->help};
-    u->api = p;
-    r->n++;
-    *out = u;
+    *out = enter(e, s, p->name, p->help, (struct op_impl){.kind = kind, .launch = &CPU_USER});
+    (*out)->api = p;
     return RS_OK;
 }
 
@@ -220,13 +273,13 @@ static void finish(struct engine *e, int status, bool late)
     struct msg m = {.slot = s->slot, .id = s->id, .reply = json_object()};
     enum rs_result rc = judge(s, status, late, log, sizeof log, &err);
     if (rc == RS_OK)
-        rc = enlist(e, s, &u, &err);
+        rc = stage_is_cuda(s->path) ? enlist_cuda(e, s, &u, &err) : enlist(e, s, &u, &err);
     if (rc == RS_OK && s->activate)
         rc = msg_patch_apply(e, &m, "user", u->name, s->site[0] != '\0' ? s->site : NULL, &err);
     if (rc == RS_OK) {
         json_object_set_new(m.reply, "name", json_string(u->name));
-        json_object_set_new(m.reply, "kind", json_string(u->api->kind));
-        json_object_set_new(m.reply, "help", json_string(u->api->help));
+        json_object_set_new(m.reply, "kind", json_string(u->api != NULL ? u->api->kind : op_kind_name(u->impl.kind)));
+        json_object_set_new(m.reply, "help", json_string(u->help));
         json_object_set_new(m.reply, "active", json_boolean(s->activate));
         json_object_set_new(m.reply, "selftest_worst", json_real(strtod(log, NULL)));
         json_object_set_new(m.reply, "staged_ms", json_real((double)(now_us() - s->t0) / 1e3));

@@ -1,5 +1,6 @@
 /* Loading a patch from a C file while the engine runs: a child process compiles it, compiles its self-test with it and runs that; only then is the
- * shared object loaded here and registered. Until then, and whenever anything fails, nothing has changed. One at a time. Control thread. */
+ * shared object loaded here and registered. A file in CUDA C goes the same way: there the child is this program itself, with a device context of its
+ * own, which a patch that runs wild takes along. Until then, and whenever anything fails, nothing has changed. One at a time. Control thread. */
 #ifndef RANKSCOPE_ENGINE_STAGE_H
 #define RANKSCOPE_ENGINE_STAGE_H
 
@@ -18,6 +19,8 @@ struct stage_request {
     char site[OP_SITE_MAX];
 };
 
+/* Is this a file in CUDA C? By its name. */
+bool stage_is_cuda(const char *path);
 /* Errors: RS_EIO (file, temporary folder, no compiler), RS_ESTATE (one is being staged), RS_EUNSUPPORTED. The rest comes by msg_reply(). */
 enum rs_result stage_start(struct engine *e, const struct stage_request *r, struct rs_error *err);
 /* Has the child ended? Then finish. Called between steps; costs nothing when nothing is staged. */

@@ -395,6 +395,8 @@ static void write_snapshot(struct engine *e, double wall_us)
         e->rt->backend->ops->memory(e->rt->backend, r, &o->bytes_weights, &o->bytes_cache, &o->bytes_buffers);
         o->ar_p50_us = o->ar_p99_us = o->gpu_util = o->gpu_temp_c = o->gpu_power_w = NAN;
         o->mem_used = o->mem_total = UINT64_MAX;
+        if (e->rt->backend->ops->device != NULL)
+            e->rt->backend->ops->device(e->rt->backend, r, o);
     }
     timing_fill(e->timing, &s);
     s.step_us = (float)wall_us;
@@ -488,6 +490,18 @@ static void count_work(struct engine *e, double us)
         *(e->batch.segs[g].kind == BATCH_GENERATED ? &c->decode_rows : &c->prompt_rows) += e->batch.segs[g].n_rows;
 }
 
+/* A device failed for good. By NVIDIA's rule the process ends with it; who is connected learns why. */
+static void die(struct engine *e, const char *why)
+{
+    json_t *o = json_pack("{s:s,s:s,s:I}", "level", "error", "text", why, "time_us", (json_int_t)now_us());
+    char *s = json_dumps(o, JSON_COMPACT);
+    server_event(e->server, -1, RS_EVENT_LOG, RS_OK, 0, s, NULL, 0);
+    free(s);
+    json_decref(o);
+    snprintf(e->dead, sizeof e->dead, "%s", why);
+    server_stop(e->server);
+}
+
 void step_run(struct engine *e)
 {
     struct rs_error err;
@@ -500,6 +514,8 @@ void step_run(struct engine *e)
             step_finish(e, e->in_batch[i], SEQ_STOP_ERROR);
         }
         cancel_held(e);
+        if (e->rt->backend->ops->dead != NULL && e->rt->backend->ops->dead(e->rt->backend))
+            die(e, err.msg);
         return;
     }
     guard_enter();

@@ -58,6 +58,7 @@ CUDA_SOURCES = \
 	kernels/cuda/mla_batch.cu \
 	kernels/cuda/moe.cu \
 	kernels/cuda/moe_gemm.cu \
+	kernels/cuda/probe.cu \
 	kernels/cuda/route_many.cu \
 	kernels/cuda/router.cu \
 	kernels/cuda/rows.cu

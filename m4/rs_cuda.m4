@@ -19,6 +19,7 @@ AC_DEFUN([RS_CUDA], [
   AS_IF([test $have_cuda = yes], [
     RS_CUDA_ARCHS
     AC_DEFINE([HAVE_CUDA], [1], [Define to 1 when the CUDA backend is compiled in.])
+    AC_DEFINE_UNQUOTED([CUDA_ROOT], ["$CUDA_DIR"], [The toolkit's folder; libnvrtc is looked for there after the loader's own places.])
   ])
   AC_SUBST([CUDA_DIR])
   AC_SUBST([CUDA_CPPFLAGS])

@@ -36,6 +36,9 @@ scripts_screen_svg_LDADD = $(CONSOLE_LIBS) $(JANSSON_LIBS) $(CONSOLE_SYSTEM_LIBS
 # What patch.load needs, and patches to start from.
 nobase_dist_pkgdata_DATA += \
 	engine/patch_api.h \
+	engine/patch_cuda.h \
 	scripts/patches/linear-plain.c \
 	scripts/patches/rmsnorm-plain.c \
-	scripts/patches/selftest.c
+	scripts/patches/rmsnorm-plain.cu \
+	scripts/patches/selftest.c \
+	scripts/patches/silu-plain.cu

@@ -264,6 +264,14 @@ enum rs_result rs_engine_serve(const char *name, const struct rs_local_params *p
     return error_set(err, RS_EUNSUPPORTED, "the fake engine serves nobody (%s)", name);
 }
 
+enum rs_result rs_stage_cuda(const char *file, const char *include, const char *folder, double *worst, struct rs_error *err)
+{
+    (void)file, (void)include, (void)folder, (void)worst;
+    err->code = RS_EUNSUPPORTED;
+    snprintf(err->msg, sizeof err->msg, "a played engine compiles nothing");
+    return RS_EUNSUPPORTED;
+}
+
 enum rs_result rs_engine_list(char **json, struct rs_error *err)
 {
     (void)err;

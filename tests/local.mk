@@ -78,7 +78,7 @@ tests_gguf_mutate_SOURCES = tests/gguf_mutate.c $(gguf_make)
 tests_gguf_mutate_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free
 
 # Tests of the running engine.
-engine_client = tests/engine_client.c tests/engine_client.h
+engine_client = tests/elsewhere.h tests/engine_client.c tests/engine_client.h
 tests_golden_test_SOURCES = tests/golden_test.c $(engine_client)
 tests_make_test_SOURCES = tests/make_test.c $(engine_client)
 tests_soak_test_SOURCES = tests/soak_test.c $(engine_client)
@@ -93,7 +93,7 @@ tests_timing_test_SOURCES = tests/timing_test.c $(engine_client)
 tests_variants_test_SOURCES = tests/variants_test.c $(engine_client)
 tests_health_test_SOURCES = tests/health_test.c $(engine_client)
 # Tests that talk to an engine in their own process.
-talk = tests/talk.c tests/talk.h
+talk = tests/elsewhere.h tests/talk.c tests/talk.h
 tests_diff_test_SOURCES = tests/diff_test.c $(talk)
 # Programs with planted faults: the walker again, with fault points, before the library's. RANKSCOPE_DRILL=name tests/rankscope-drill ...
 drills = engine/exec.c tests/drills/drill.c tests/drills/drill.h
@@ -154,6 +154,7 @@ shell_tests = \
 	tests/script_abuse.t \
 	tests/scripts.t \
 	tests/serve.t \
+	tests/cuda_patch.t \
 	tests/story.t \
 	tests/story_cli.t \
 	tests/triage.t \

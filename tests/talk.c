@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/elsewhere.h"
 #include "tests/tap.h"
 
 enum { TIMEOUT_MS = 120000 };
@@ -50,7 +51,7 @@ json_t *talk(struct rs_engine *e, const char *method, const char *fmt, ...)
     struct rs_error err = {.msg = ""};
     char *reply = NULL;
     va_start(ap, fmt);
-    char *args = format(fmt, ap);
+    char *args = elsewhere(method, format(fmt, ap));
     va_end(ap);
     enum rs_result rc = rs_request(e, method, args, TIMEOUT_MS, &reply, &err);
     if (rc != RS_OK)

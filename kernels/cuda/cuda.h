@@ -219,7 +219,7 @@ struct kcu_join {
     bool stand_in;         /* peers are not there: packets come back to this GPU as if from them */
     const uint32_t *epoch; /* of the step; the same on all GPUs, grows by more than the reduces of a step */
     uint32_t ordinal;      /* of this reduce within its step */
-    uint32_t *fault;       /* host memory: set to 1 + ordinal when a peer does not arrive within timeout_ns; once set, nobody waits */
+    uint32_t *fault;       /* host memory: set to 1 + ordinal (24 bits) and the rank (above) that does not arrive within timeout_ns; once set, nobody waits */
     uint64_t timeout_ns;
     int32_t delay_rank; /* -1: none */
     uint32_t delay_ns;
@@ -334,6 +334,46 @@ uint32_t kcu_mla_tile_rows(uint32_t heads);
 size_t kcu_mla_scratch(uint32_t rows, uint32_t heads, uint32_t l, uint32_t r, uint32_t max_keys);
 cudaError_t kcu_mla(const struct kcu_launch *l, const struct kcu_mla *a);
 uint32_t kcu_mla_kernels(const struct kcu_mla *a); /* launches that it makes */
+
+/* ---- observers ---- */
+
+#define KCU_PROBE_CHUNK 4096 /* values that are folded together, whatever the launch */
+
+/* As struct probe_stats of the engine. min, max, absmax and the sums are over finite values; 0 where there are none. */
+struct kcu_seen {
+    uint64_t n, zeros, nan, inf, hash;
+    double sum, sum_sq;
+    float min, max, absmax;
+};
+
+enum kcu_probe_kind {
+    KCU_PROBE_PLAIN,
+    KCU_PROBE_SELECTION, /* a count, then so many positions, all int32 */
+    KCU_PROBE_CHOICE,    /* the first half of a row is int32 */
+    KCU_PROBE_SCORES,    /* as many as there are keys, where these are more than top_k */
+    KCU_PROBE_PAIRS,     /* rows are (row, expert) pairs; those of other ranks' experts mean nothing */
+};
+
+struct kcu_probe {
+    const float *x;
+    size_t pitch;
+    uint32_t width, max_rows;
+    const uint32_t *rows; /* how many there are at present, times rows_each; NULL: max_rows */
+    uint32_t rows_each;
+    enum kcu_probe_kind kind;
+    const int32_t *pos; /* KCU_PROBE_SCORES */
+    uint32_t top_k;
+    const int32_t *ids; /* KCU_PROBE_PAIRS */
+    size_t ids_pitch;
+    uint32_t n_used, expert0, n_experts;
+    struct kcu_seen *out; /* NULL: no statistics. Host memory mapped for the device is fine, as for values */
+    uint32_t n_values;    /* the first ones of the last row */
+    float *values;
+    struct kcu_seen *parts; /* [kcu_probe_parts(max_rows * width)] */
+    uint32_t *arrived;      /* zero, and left as zero */
+};
+size_t kcu_probe_parts(size_t values);
+cudaError_t kcu_probe(const struct kcu_launch *l, const struct kcu_probe *a);
 
 /* ---- DSA indexer ---- */
 

@@ -20,7 +20,7 @@ static __device__ __forceinline__ uint4 peek(const uint4 *p)
 }
 
 /* v is what a first look at p found. */
-static __device__ __forceinline__ uint2 ld_packet(uint4 v, const uint4 *p, uint32_t e, const struct kcu_join &a)
+static __device__ __forceinline__ uint2 ld_packet(uint4 v, const uint4 *p, uint32_t e, uint32_t from, const struct kcu_join &a)
 {
     uint32_t spins = 0;
     uint64_t t0 = 0;
@@ -34,7 +34,7 @@ static __device__ __forceinline__ uint2 ld_packet(uint4 v, const uint4 *p, uint3
         if (t0 == 0)
             t0 = now_ns();
         else if (now_ns() - t0 > a.timeout_ns)
-            *(volatile uint32_t *)a.fault = a.ordinal + 1;
+            *(volatile uint32_t *)a.fault = (a.ordinal + 1) | from << 24;
     }
 }
 
@@ -97,12 +97,12 @@ static __device__ __forceinline__ float4 reduce_quad(const struct kcu_join &a, u
                     v = bf16_round(v);
             } else {
                 const uint4 *p = a.recv[a.gpu] + half + (size_t)r * a.slot_packets + packet;
-                const uint2 d = ld_packet(look[i], p, e, a);
+                const uint2 d = ld_packet(look[i], p, e, r, a);
                 if (a.bf16) {
                     v = make_float4(__uint_as_float(d.x << 16), __uint_as_float(d.x & 0xffff0000u), __uint_as_float(d.y << 16),
                                     __uint_as_float(d.y & 0xffff0000u));
                 } else {
-                    const uint2 f = ld_packet(peek(p + 1), p + 1, e, a);
+                    const uint2 f = ld_packet(peek(p + 1), p + 1, e, r, a);
                     v = make_float4(__uint_as_float(d.x), __uint_as_float(d.y), __uint_as_float(f.x), __uint_as_float(f.y));
                 }
             }
