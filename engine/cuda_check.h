@@ -177,4 +177,7 @@ static inline double dot(const float *w, const float *x, uint32_t k)
 /* cuda_selftest_many.c: kernels for many rows. */
 void cuda_selftest_many(struct check *t);
 
+/* cuda_selftest_row.c: kernels for one row. */
+void cuda_selftest_row(struct check *t);
+
 #endif

@@ -381,6 +381,9 @@ enum rs_result cuda_selftest(int dev, void (*report)(void *arg, const struct cud
     check_mla(&t, KRN_CACHE_F16, 5, 100, 3, 512, 64);
     check_mla(&t, KRN_CACHE_F32, 4, 2500, 2, 512, 64);
     check_mla(&t, KRN_CACHE_BF16, 3, 33, 1, 128, 32);
+    check_mla(&t, KRN_CACHE_F16, 4, 37, 1, 512, 64);
+    check_mla(&t, KRN_CACHE_F16, 3, 500, 1, 512, 64);
+    cuda_selftest_row(&t);
     cuda_selftest_many(&t);
     release(&t);
     (void)cudaStreamDestroy(t.l.stream);

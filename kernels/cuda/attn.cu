@@ -466,7 +466,7 @@ extern "C" cudaError_t kcu_mla(const struct kcu_launch *l, const struct kcu_mla 
     if (mla_batch_takes(a))
         return mla_batch(l, a);
     if (mla_near_takes(a))
-        return mla_near(l, a, splits_for(a->b.max_keys));
+        return mla_near(l, a);
     struct parts p = {};
     p.splits = splits_for(a->b.max_keys);
     for (uint32_t row = 0; row < a->b.n; row += SLAB) {

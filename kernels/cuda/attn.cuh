@@ -31,8 +31,9 @@ static __device__ __forceinline__ uint32_t keys_of(const struct kcu_mla &a, uint
     return (uint32_t)a.sel[row * a.sel_pitch];
 }
 
-/* mla.cu: everything in one launch, for few rows with few keys. The sums run in the order of the three launches: the same bits. */
+/* mla.cu: everything in one launch, for few rows with few keys. Whether it is taken depends on nothing that differs between a step eager and in a graph,
+ * whose bound on the keys is a power of two, as NEAR_KEYS is. */
 bool mla_near_takes(const struct kcu_mla *a);
-cudaError_t mla_near(const struct kcu_launch *l, const struct kcu_mla *a, uint32_t splits);
+cudaError_t mla_near(const struct kcu_launch *l, const struct kcu_mla *a);
 
 #endif

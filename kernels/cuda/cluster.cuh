@@ -1,7 +1,7 @@
 /* Data from block to block of a cluster: values are sent into the receiver's shared memory and counted by a barrier there, so that one way is all that
  * anybody waits for; no fence, no barrier of the whole cluster.
  *
- * Who has received everything that is sent to it may leave, unless it has posted copies: those read its memory. Clusters exist from compute capability 9 on; below, code that uses them merely compiles. */
+ * Who has received everything that is sent to it may leave. Clusters exist from compute capability 9 on; below, code that uses them merely compiles. */
 #ifndef RANKSCOPE_KERNELS_CUDA_CLUSTER_CUH
 #define RANKSCOPE_KERNELS_CUDA_CLUSTER_CUH
 
@@ -60,22 +60,15 @@ static __device__ __forceinline__ void send(uint32_t to, float v, uint32_t barri
     (void)to, (void)v, (void)barrier;
 #endif
 }
-/* Copies of many bytes (a multiple of 16, as both addresses): cheaper than a count for every value. What was written to `from` before the block
- * synchronised is what goes, if every writing thread has called before_post(). The sender stays until everybody has received. */
-static __device__ __forceinline__ void before_post()
+/* Four values at once, 16-byte aligned: every sending is counted, so few large ones are cheaper. */
+static __device__ __forceinline__ void send(uint32_t to, float4 v, uint32_t barrier)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-static __device__ __forceinline__ void post(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "r"(shared_at(from)), "r"(bytes), "r"(barrier)
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "r"(__float_as_uint(v.x)), "r"(__float_as_uint(v.y)), "r"(__float_as_uint(v.z)), "r"(__float_as_uint(v.w)), "r"(barrier)
                  : "memory");
 #else
-    (void)to, (void)from, (void)bytes, (void)barrier;
+    (void)to, (void)v, (void)barrier;
 #endif
 }
 

@@ -53,35 +53,44 @@ static __device__ __forceinline__ void stamp(uint64_t *p)
         *(volatile uint64_t *)p = now_ns();
 }
 
-/* Weights. Spelled out, since where they are loaded matters: the assembler moves read-only loads (.nc, __ldg) to after a griddepcontrol.wait that
- * follows them, and nothing would be on its way while a kernel waits. */
-static __device__ __forceinline__ uint4 ld16(const void *p)
+/* Weights. EARLY: loaded before pdl_wait(). That is spelled out, since the assembler moves read-only loads (.nc, __ldg) to after a griddepcontrol.wait
+ * that follows them, and nothing would be on its way while a kernel waits. Elsewhere the compiler may arrange them. */
+template <bool EARLY = false> static __device__ __forceinline__ uint4 ld16(const void *p)
 {
+    if (!EARLY)
+        return __ldg((const uint4 *)p);
     uint4 v;
     asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(__cvta_generic_to_global(p)));
     return v;
 }
-static __device__ __forceinline__ uint2 ld8(const void *p)
+template <bool EARLY = false> static __device__ __forceinline__ uint2 ld8(const void *p)
 {
+    if (!EARLY)
+        return __ldg((const uint2 *)p);
     uint2 v;
     asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(__cvta_generic_to_global(p)));
     return v;
 }
-static __device__ __forceinline__ uint32_t ld4(const void *p)
+template <bool EARLY = false> static __device__ __forceinline__ uint32_t ld4(const void *p)
 {
+    if (!EARLY)
+        return __ldg((const unsigned int *)p);
     uint32_t v;
     asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(__cvta_generic_to_global(p)));
     return v;
 }
-static __device__ __forceinline__ uint32_t ld2(const void *p)
+template <bool EARLY = false> static __device__ __forceinline__ uint32_t ld2(const void *p)
 {
+    if (!EARLY)
+        return __ldg((const unsigned short *)p);
     uint16_t v;
     asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(__cvta_generic_to_global(p)));
     return v;
 }
+/* Weights of norms, early. */
 static __device__ __forceinline__ float4 ld16f(const void *p)
 {
-    const uint4 v = ld16(p);
+    const uint4 v = ld16<true>(p);
     return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
 }
 

@@ -53,7 +53,7 @@ static __device__ __forceinline__ void dot_q8(const uint8_t *row, bool on, uint3
 #pragma unroll
     for (int i = 0; i < UNR; i++)
         if (u0 + i * lpr < n)
-            F::fetch(row, k, u0 + i * lpr, r[i]);
+            F::template fetch<true>(row, k, u0 + i * lpr, r[i]);
     pdl_wait();
     while (u0 < n) {
 #pragma unroll
@@ -90,7 +90,7 @@ static __device__ __forceinline__ void dot_f32(const uint8_t *row, bool on, uint
 #pragma unroll
     for (int i = 0; i < UNR; i++)
         if (u0 + i * lpr < n)
-            V::fetch(row, k, u0 + i * lpr, r[i]);
+            V::template fetch<true>(row, k, u0 + i * lpr, r[i]);
     pdl_wait();
     if (V::W == 8 && k % 8 != 0 && on)
         for (uint32_t j = k / 8 * 8 + sub; j < k; j += lpr)
@@ -166,7 +166,7 @@ static __device__ __forceinline__ float dot_staged(const uint8_t *row, bool on, 
 #pragma unroll
     for (int i = 0; i < UNR; i++)
         if (u0 + i * lpr < n)
-            F::fetch(row, k, u0 + i * lpr, r[i]);
+            F::template fetch<true>(row, k, u0 + i * lpr, r[i]);
     ready();
     while (u0 < n) {
 #pragma unroll
@@ -191,8 +191,7 @@ static __device__ __forceinline__ float dot_staged(const uint8_t *row, bool on, 
 enum { F32_STRIDE = 36 };
 
 /* Unit u of a row that was fetched before; x: the whole row of activations in chunks. */
-template <int T>
-static __device__ __forceinline__ float unit_values(const typename fmt<T>::raw &r, uint32_t u, const float *xs, float acc)
+template <int T> static __device__ __forceinline__ float unit_values(const typename fmt<T>::raw &r, uint32_t u, const float *xs, float acc)
 {
     float w[32];
     as_values<T>::values(r, u, w);
@@ -216,7 +215,7 @@ static __device__ __forceinline__ float dot_values(const uint8_t *row, bool on, 
 #pragma unroll
     for (int i = 0; i < UNR; i++)
         if (u0 + i * lpr < n)
-            fmt<T>::fetch(row, k, u0 + i * lpr, r[i]);
+            fmt<T>::template fetch<true>(row, k, u0 + i * lpr, r[i]);
     ready();
     for (; u0 < n; u0 += UNR * lpr) {
 #pragma unroll

@@ -10,9 +10,9 @@ template <int T> struct fmt;
 
 #define LOW4 0x0f0f0f0fu
 
-static __device__ __forceinline__ uint32_t ld4of2(const uint8_t *p)
+template <bool EARLY> static __device__ __forceinline__ uint32_t ld4of2(const uint8_t *p)
 {
-    return ld2(p) | ld2(p + 2) << 16;
+    return ld2<EARLY>(p) | ld2<EARLY>(p + 2) << 16;
 }
 
 /* Nibble words to codes: low nibbles are weights 0 to 15, high ones 16 to 31. */
@@ -36,11 +36,11 @@ template <> struct fmt<KRN_Q8_0> { /* plane of codes, plane of scales */
         uint4 v[2];
         uint32_t d;
     };
-    static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t k, uint32_t u, raw &r)
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t k, uint32_t u, raw &r)
     {
-        r.v[0] = ld16(row + (size_t)u * 32);
-        r.v[1] = ld16(row + (size_t)u * 32 + 16);
-        r.d = ld2(row + k + (size_t)u * 2);
+        r.v[0] = ld16<EARLY>(row + (size_t)u * 32);
+        r.v[1] = ld16<EARLY>(row + (size_t)u * 32 + 16);
+        r.d = ld2<EARLY>(row + k + (size_t)u * 2);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float *)
     {
@@ -73,12 +73,12 @@ template <> struct fmt<KRN_Q4_K> { /* as in the file: 144 bytes */
     struct raw {
         uint4 h, v[2];
     };
-    static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 4) * 144;
-        r.h = ld16(p);
-        r.v[0] = ld16(p + 16 + (u % 4) * 32);
-        r.v[1] = ld16(p + 32 + (u % 4) * 32);
+        r.h = ld16<EARLY>(p);
+        r.v[0] = ld16<EARLY>(p + 16 + (u % 4) * 32);
+        r.v[1] = ld16<EARLY>(p + 32 + (u % 4) * 32);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[16], float a[2], float b[2])
     {
@@ -96,14 +96,14 @@ template <> struct fmt<KRN_Q5_K> { /* as in the file: 176 bytes */
     struct raw {
         uint4 h, hi[2], v[2];
     };
-    static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 4) * 176;
-        r.h = ld16(p);
-        r.hi[0] = ld16(p + 16);
-        r.hi[1] = ld16(p + 32);
-        r.v[0] = ld16(p + 48 + (u % 4) * 32);
-        r.v[1] = ld16(p + 64 + (u % 4) * 32);
+        r.h = ld16<EARLY>(p);
+        r.hi[0] = ld16<EARLY>(p + 16);
+        r.hi[1] = ld16<EARLY>(p + 32);
+        r.v[0] = ld16<EARLY>(p + 48 + (u % 4) * 32);
+        r.v[1] = ld16<EARLY>(p + 64 + (u % 4) * 32);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[16], float a[2], float b[2])
     {
@@ -125,12 +125,12 @@ template <> struct fmt<KRN_Q6_K> { /* planes: nibbles, upper two bits, scales, d
         uint2 h;
         uint32_t s, d;
     };
-    static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t k, uint32_t u, raw &r)
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t k, uint32_t u, raw &r)
     {
-        r.n = ld16(row + (size_t)u * 16);
-        r.h = ld8(row + k / 2 + (size_t)u * 8);
-        r.s = ld2(row + k / 2 + k / 4 + (size_t)u * 2);
-        r.d = ld2(row + k / 2 + k / 4 + k / 16 + (size_t)(u / 8) * 2);
+        r.n = ld16<EARLY>(row + (size_t)u * 16);
+        r.h = ld8<EARLY>(row + k / 2 + (size_t)u * 8);
+        r.s = ld2<EARLY>(row + k / 2 + k / 4 + (size_t)u * 2);
+        r.d = ld2<EARLY>(row + k / 2 + k / 4 + k / 16 + (size_t)(u / 8) * 2);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[2], float *)
     {
@@ -149,12 +149,12 @@ template <> struct fmt<KRN_Q4_0> {
     struct raw {
         uint32_t n[4], d;
     };
-    static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)u * 18;
-        r.d = ld2(p);
+        r.d = ld2<EARLY>(p);
         for (int i = 0; i < 4; i++)
-            r.n[i] = ld4of2(p + 2 + 4 * i);
+            r.n[i] = ld4of2<EARLY>(p + 2 + 4 * i);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float *)
     {
@@ -168,12 +168,12 @@ template <> struct fmt<KRN_Q4_1> {
     struct raw {
         uint32_t n[4], dm;
     };
-    static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)u * 20;
-        r.dm = ld4(p);
+        r.dm = ld4<EARLY>(p);
         for (int i = 0; i < 4; i++)
-            r.n[i] = ld4(p + 4 + 4 * i);
+            r.n[i] = ld4<EARLY>(p + 4 + 4 * i);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float b[1])
     {
@@ -188,13 +188,13 @@ template <> struct fmt<KRN_Q5_0> {
     struct raw {
         uint32_t n[4], h, d;
     };
-    static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)u * 22;
-        r.d = ld2(p);
-        r.h = ld4of2(p + 2);
+        r.d = ld2<EARLY>(p);
+        r.h = ld4of2<EARLY>(p + 2);
         for (int i = 0; i < 4; i++)
-            r.n[i] = ld4of2(p + 6 + 4 * i);
+            r.n[i] = ld4of2<EARLY>(p + 6 + 4 * i);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float *)
     {
@@ -210,13 +210,13 @@ template <> struct fmt<KRN_Q5_1> {
     struct raw {
         uint32_t n[4], h, dm;
     };
-    static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)u * 24;
-        r.dm = ld4(p);
-        r.h = ld4(p + 4);
+        r.dm = ld4<EARLY>(p);
+        r.h = ld4<EARLY>(p + 4);
         for (int i = 0; i < 4; i++)
-            r.n[i] = ld4(p + 8 + 4 * i);
+            r.n[i] = ld4<EARLY>(p + 8 + 4 * i);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float b[1])
     {
@@ -241,9 +241,9 @@ static __device__ __forceinline__ int iq4(uint32_t n)
 template <> struct fmt<KRN_IQ4_NL> {
     enum { W = 32, NS = 1, ZERO = 0, MIN = 0 };
     typedef fmt<KRN_Q4_0>::raw raw;
-    static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t k, uint32_t u, raw &r)
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t k, uint32_t u, raw &r)
     {
-        fmt<KRN_Q4_0>::fetch(row, k, u, r);
+        fmt<KRN_Q4_0>::fetch<EARLY>(row, k, u, r);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float *)
     {
@@ -259,13 +259,13 @@ template <> struct fmt<KRN_IQ4_XS> {
     struct raw {
         uint32_t n[4], dh, s;
     };
-    static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 8) * 136;
-        r.dh = ld4(p);
-        r.s = ld4(p + 4);
+        r.dh = ld4<EARLY>(p);
+        r.s = ld4<EARLY>(p + 4);
         for (int i = 0; i < 4; i++)
-            r.n[i] = ld4(p + 8 + 16 * (u % 8) + 4 * i);
+            r.n[i] = ld4<EARLY>(p + 8 + 16 * (u % 8) + 4 * i);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[8], float a[1], float *)
     {
@@ -283,13 +283,13 @@ template <> struct fmt<KRN_Q2_K> {
     struct raw {
         uint32_t v[8], s, dm;
     };
-    static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 8) * 84;
         for (int i = 0; i < 8; i++)
-            r.v[i] = ld4(p + 16 + 32 * (u % 8 / 4) + 4 * i);
-        r.s = ld2(p + 2 * (u % 8));
-        r.dm = ld4(p + 80);
+            r.v[i] = ld4<EARLY>(p + 16 + 32 * (u % 8 / 4) + 4 * i);
+        r.s = ld2<EARLY>(p + 2 * (u % 8));
+        r.dm = ld4<EARLY>(p + 80);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[8], float a[2], float b[2])
     {
@@ -308,17 +308,17 @@ template <> struct fmt<KRN_Q3_K> {
     struct raw {
         uint32_t v[8], h[8], low, high, d;
     };
-    static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 8) * 110;
         uint32_t g = 2 * (u % 8); /* even: both groups' scales are neighbours */
         for (int i = 0; i < 8; i++) {
-            r.v[i] = ld4of2(p + 32 + 32 * (u % 8 / 4) + 4 * i);
-            r.h[i] = ld4of2(p + 4 * i);
+            r.v[i] = ld4of2<EARLY>(p + 32 + 32 * (u % 8 / 4) + 4 * i);
+            r.h[i] = ld4of2<EARLY>(p + 4 * i);
         }
-        r.low = ld2(p + 96 + g % 8);
-        r.high = ld2(p + 104 + g % 4);
-        r.d = ld2(p + 108);
+        r.low = ld2<EARLY>(p + 96 + g % 8);
+        r.high = ld2<EARLY>(p + 104 + g % 4);
+        r.d = ld2<EARLY>(p + 108);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[8], float a[2], float *)
     {
@@ -340,10 +340,10 @@ struct plain_f32 {
     struct raw {
         uint4 v[2];
     };
-    static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
-        r.v[0] = ld16(row + (size_t)u * 32);
-        r.v[1] = ld16(row + (size_t)u * 32 + 16);
+        r.v[0] = ld16<EARLY>(row + (size_t)u * 32);
+        r.v[1] = ld16<EARLY>(row + (size_t)u * 32 + 16);
     }
     static __device__ __forceinline__ void values(const raw &r, uint32_t, float w[8])
     {
@@ -362,9 +362,9 @@ template <bool BF16> struct plain_16 {
     struct raw {
         uint4 v;
     };
-    static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
-        r.v = ld16(row + (size_t)u * 16);
+        r.v = ld16<EARLY>(row + (size_t)u * 16);
     }
     static __device__ __forceinline__ void values(const raw &r, uint32_t, float w[8])
     {

@@ -1,217 +1,236 @@
 /* Absorbed attention of few rows with few keys in one launch: a cluster of eight blocks per head and row.
  *
- * Every block carries an eighth of the query into the latent space and posts it to the others, attends to every eighth tile of keys, posts its
- * mixture to the others, joins all mixtures and carries its eighth of the outputs out. What does not depend on the predecessor - the weights' part of
- * this block and all keys but a lone row's newest - is on its way before the predecessor has ended. */
+ * A block has an eighth of the latent (and of the rotated part). It carries the query into its eighth, scores all keys by it, and sends these parts of
+ * the scores to the others; it weighs its eighth of all keys by the whole scores and sends that eighth of the mixture to the others; it carries the
+ * mixture out into its eighth of the outputs. So little travels, twice. What does not depend on the predecessor - this block's part of the weights and
+ * of all keys but a lone row's newest - is on its way before the predecessor has ended. */
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/cluster.cuh"
 
-enum { BLOCKS = 8, THREADS = 256, L = 512, R = 64, D = L + R, NEAR_SPLITS = 32, NEAR_ROWS = 8, MAX_NOPE = 256, MAX_V = 32 * BLOCKS };
-
-struct mixture {
-    float o[L], top, sum, unused[2];
-};
+enum { BLOCKS = 8, THREADS = 256, L = 512, R = 64, D = L + R, NEAR_KEYS = 512, NEAR_ROWS = 8, MAX_NOPE = 256, MAX_V = 32 * BLOCKS };
+enum { PART = L / BLOCKS, TURN = R / BLOCKS, SLICE = PART + TURN /* halves of a key; odd in units of 16 bytes: no bank conflicts */ };
 
 struct room {
-    uint64_t queries, mixtures; /* barriers: what other blocks post has come */
-    __align__(16) __half key[TILE][D];
-    const __half *at[TILE];
-    __align__(16) float absorbed[L / BLOCKS]; /* this block's part of q */
-    __align__(16) float q[D];
-    float nope[MAX_NOPE / 32 * F32_STRIDE];
-    float mixed[L / 32 * F32_STRIDE];
-    float score[TILE], prob[THREADS / 32][TILE], result[32];
-    mixture mine[NEAR_SPLITS / BLOCKS];
-    mixture part[1]; /* one per split */
+    uint64_t scores, mixture; /* barriers: what other blocks send has come */
+    __align__(16) float q[SLICE];
+    __align__(16) float nope[MAX_NOPE / 32 * F32_STRIDE];
+    __align__(16) float mixed[L / 32 * F32_STRIDE];
+    __align__(16) float sum[THREADS / 32][PART]; /* every warp's part of the mixture */
+    float max_of[THREADS / 32], sum_of[THREADS / 32], result[32];
 };
 
-static __device__ __forceinline__ void copy16(void *to, const void *from, bool there)
+/* After the room, for `cap` keys (a multiple of 32): where they lie, parts of scores by block, probabilities, slices of keys. */
+struct lists {
+    const __half **at;
+    float *part, *prob;
+    __half *key;
+    uint32_t cap;
+};
+
+static size_t bytes_for(uint32_t cap)
 {
-    const uint32_t n = there ? 16 : 0; /* zeros where there is nothing */
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from), "r"(n)
-                 : "memory");
+    return sizeof(room) + cap * (sizeof(void *) + (BLOCKS + 1) * sizeof(float) + SLICE * sizeof(__half));
 }
 
-static __device__ __forceinline__ void copies_done()
+static __device__ __forceinline__ lists lists_of(uint8_t *shared, uint32_t cap)
 {
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    lists n;
+    n.cap = cap;
+    n.key = (__half *)(shared + sizeof(room));
+    n.part = (float *)(n.key + (size_t)cap * SLICE);
+    n.prob = n.part + BLOCKS * cap;
+    n.at = (const __half **)(n.prob + cap);
+    return n;
 }
 
-/* Start the copies of the keys from `first` on, `n` of them; `skip`: not that one. Afterwards zeros up to a whole tile. */
-static __device__ __forceinline__ void copy_keys(room &s, const struct kcu_mla &a, uint32_t row, uint32_t first, uint32_t n, uint32_t skip)
+static __device__ __forceinline__ void copy16(void *to, const void *from)
 {
-    if (threadIdx.x < TILE)
-        s.at[threadIdx.x] = (const __half *)a.cache + page_row(a.b, row, first + (threadIdx.x < n ? threadIdx.x : 0)) * D;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_at(to)), "l"(from) : "memory");
+}
+
+/* Start the copies of this block's slices of the keys, of 16 bytes each: eight of the latent, one of the rotated part. */
+static __device__ __forceinline__ void copy_slice(const lists &n, uint32_t k, uint32_t c)
+{
+    const __half *from = n.at[k] + (c < PART / 8 ? blockIdx.x * PART + 8 * c : L + blockIdx.x * TURN);
+    copy16(n.key + k * SLICE + 8 * c, from);
+}
+
+static __device__ __forceinline__ void copy_keys(const lists &n, const struct kcu_mla &a, uint32_t row, uint32_t keys, uint32_t skip)
+{
+    for (uint32_t k = threadIdx.x; k < keys; k += THREADS)
+        n.at[k] = (const __half *)a.cache + page_row(a.b, row, k) * D;
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < TILE * (D / 8); i += THREADS) {
-        const uint32_t k = i / (D / 8), c = i % (D / 8) * 8;
-        if (first + k != skip)
-            copy16(&s.key[k][c], s.at[k] + c, k < n);
-    }
+    for (uint32_t i = threadIdx.x; i < keys * (SLICE / 8); i += THREADS)
+        if (i / (SLICE / 8) != skip)
+            copy_slice(n, i / (SLICE / 8), i % (SLICE / 8));
 }
 
-/* Scores of the tile's keys, four a warp; then every warp makes the probabilities for itself. Returns this lane's. */
-static __device__ __forceinline__ float weigh(room &s, uint32_t n, float *top, float *sum)
+/* This block's part of a key's score. */
+static __device__ __forceinline__ float score(const room &s, const __half *key)
 {
-    enum { KEYS = TILE / (THREADS / 32) };
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float v[KEYS] = {};
+    float v = 0;
 #pragma unroll
-    for (uint32_t i = 0; i < D; i += 64) {
-        const float2 q = *(const float2 *)(s.q + i + 2 * lane);
+    for (int i = 0; i < SLICE; i += 8) {
+        const uint4 w = *(const uint4 *)(key + i);
+        const uint32_t h[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
-        for (int j = 0; j < KEYS; j++) {
-            const float2 k = pair_of(&s.key[warp * KEYS + j][i + 2 * lane]);
-            v[j] = fmaf(k.y, q.y, fmaf(k.x, q.x, v[j]));
+        for (int j = 0; j < 4; j++) {
+            const float2 k = __half22float2(*(const __half2 *)&h[j]), q = *(const float2 *)(s.q + i + 2 * j);
+            v = fmaf(k.y, q.y, fmaf(k.x, q.x, v));
         }
     }
-#pragma unroll
-    for (int j = 0; j < KEYS; j++) {
-        v[j] = warp_sum(v[j], 32);
-        if (lane == 0)
-            s.score[warp * KEYS + j] = warp * KEYS + j < n ? v[j] : -INFINITY;
-    }
-    __syncthreads();
-    const float x = s.score[lane];
-    *top = warp_max(x, 32);
-    const float e = expf(x - *top);
-    *sum = warp_sum(e, 32);
-    return e;
+    return v;
 }
 
-/* The mixture of one tile to every block of the cluster. */
-static __device__ __forceinline__ void mix(room &s, uint32_t split, uint32_t n)
+/* Scores by this block's slice, to every block. Four neighbouring lanes send four keys' together, each of them to two blocks. */
+static __device__ __forceinline__ void send_scores(room &s, const lists &n, uint32_t keys)
 {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = 2 * threadIdx.x;
-    mixture &mine = s.mine[split / BLOCKS];
-    float top, sum, acc[2][2] = {};
-    s.prob[warp][lane] = weigh(s, n, &top, &sum);
-    __syncwarp();
+    const uint32_t lane = threadIdx.x % 32;
+    for (uint32_t k = threadIdx.x; k < (keys + 31) / 32 * 32; k += THREADS) {
+        const float v = k < keys ? score(s, n.key + k * SLICE) : 0;
+        float four[4];
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+        for (int j = 0; j < 4; j++)
+            four[j] = __shfl_sync(0xffffffffu, v, (lane & ~3u) + j);
 #pragma unroll
-        for (int i = 0; i < TILE / 2; i++) {
-            const int j = half * (TILE / 2) + i;
-            const float2 v = pair_of(&s.key[j][dim]);
-            const float p = s.prob[warp][j];
-            acc[half][0] = fmaf(p, v.x, acc[half][0]);
-            acc[half][1] = fmaf(p, v.y, acc[half][1]);
+        for (int j = 0; j < 2; j++) {
+            const uint32_t block = lane % 4 + 4 * j;
+            send(at_block(n.part + blockIdx.x * n.cap + (k & ~3u), block), make_float4(four[0], four[1], four[2], four[3]),
+                 at_block(&s.scores, block));
         }
-    *(float2 *)(mine.o + dim) = make_float2(acc[0][0] + acc[1][0], acc[0][1] + acc[1][1]);
-    if (threadIdx.x == 0)
-        mine.top = top, mine.sum = sum;
-    before_post();
-    __syncthreads();
-    if (threadIdx.x < BLOCKS)
-        post(at_block(&s.part[split], threadIdx.x), &mine, sizeof mine, at_block(&s.mixtures, threadIdx.x));
+    }
 }
 
-/* All splits to one mixture. */
-static __device__ __forceinline__ void join(room &s, uint32_t n)
+/* Whole scores to probabilities, not yet divided by their sum, which is returned. */
+static __device__ __forceinline__ float weigh(room &s, const lists &n, uint32_t keys)
 {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const float top = lane < n ? s.part[lane].top : -INFINITY, m = warp_max(top, 32), w = lane < n ? expf(top - m) : 0,
-                z = 1.0f / warp_sum(lane < n ? __fmul_rn(w, s.part[lane].sum) : 0, 32);
-    s.prob[warp][lane] = __fmul_rn(w, z);
-    __syncwarp();
-    float x[2] = {0, 0};
-    for (uint32_t i = 0; i < n; i++) {
-        const float p = s.prob[warp][i];
-        x[0] = fmaf(p, s.part[i].o[threadIdx.x], x[0]);
-        x[1] = fmaf(p, s.part[i].o[threadIdx.x + THREADS], x[1]);
-    }
+    float v[NEAR_KEYS / THREADS], top = -INFINITY, sum = 0;
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-        const uint32_t i = threadIdx.x + j * THREADS;
-        s.mixed[i / 32 * F32_STRIDE + i % 32] = x[j];
+    for (int i = 0; i < NEAR_KEYS / THREADS; i++) {
+        const uint32_t k = threadIdx.x + i * THREADS;
+        v[i] = k < keys ? n.part[k] : -INFINITY;
+        for (int b = 1; b < BLOCKS && k < keys; b++)
+            v[i] += n.part[b * n.cap + k];
+        top = fmaxf(top, v[i]);
     }
+    top = warp_max(top, 32);
+    if (lane == 0)
+        s.max_of[warp] = top;
     __syncthreads();
+    top = warp_max(s.max_of[lane % (THREADS / 32)], 32);
+#pragma unroll
+    for (int i = 0; i < NEAR_KEYS / THREADS; i++) {
+        const float e = expf(v[i] - top);
+        if (threadIdx.x + i * THREADS < keys)
+            n.prob[threadIdx.x + i * THREADS] = e;
+        sum += e;
+    }
+    sum = warp_sum(sum, 32);
+    if (lane == 0)
+        s.sum_of[warp] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int i = 0; i < THREADS / 32; i++)
+        sum += s.sum_of[i];
+    return sum;
 }
 
-static __global__ void __launch_bounds__(THREADS, 3) near_kernel(const __grid_constant__ struct kcu_mla a, uint64_t *at)
+/* This block's eighth of the mixture, to every block: every eighth key a warp, then the warps' parts together. */
+static __device__ __forceinline__ void send_mixture(room &s, const lists &n, uint32_t keys, float inverse)
+{
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float x = 0, y = 0;
+#pragma unroll 4
+    for (uint32_t k = warp; k < keys; k += THREADS / 32) {
+        const float2 v = pair_of(n.key + k * SLICE + 2 * lane);
+        x = fmaf(n.prob[k], v.x, x);
+        y = fmaf(n.prob[k], v.y, y);
+    }
+    *(float2 *)(s.sum[warp] + 2 * lane) = make_float2(x, y);
+    __syncthreads();
+    if (threadIdx.x >= PART / 4 * BLOCKS)
+        return;
+    const uint32_t c = threadIdx.x / BLOCKS * 4, block = threadIdx.x % BLOCKS, i = blockIdx.x * PART + c;
+    float4 m = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int w = 0; w < THREADS / 32; w++) {
+        const float4 v = *(const float4 *)(s.sum[w] + c);
+        m.x += v.x, m.y += v.y, m.z += v.z, m.w += v.w;
+    }
+    m.x *= inverse, m.y *= inverse, m.z *= inverse, m.w *= inverse;
+    send(at_block(s.mixed + i / 32 * F32_STRIDE + i % 32, block), m, at_block(&s.mixture, block));
+}
+
+static __global__ void __launch_bounds__(THREADS, 3) near_kernel(const __grid_constant__ struct kcu_mla a, uint32_t cap, uint64_t *at)
 {
     typedef fmt<KRN_Q8_0> F;
     extern __shared__ __align__(16) uint8_t shared[];
     room &s = *(room *)shared;
+    const lists n = lists_of(shared, cap);
     const uint32_t self = blockIdx.x, h = blockIdx.y, row = blockIdx.z, t = threadIdx.x, sub = t % 8, line = t / 8;
     pdl_release();
     F::raw kb[2], vb[2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
         if (sub < a.nope / 32)
-            F::fetch(a.k_b.w + h * a.k_b.mat_pitch + (size_t)(self * (L / BLOCKS) + 2 * line + i) * a.k_b.pitch, a.nope, sub, kb[i]);
+            F::fetch<true>(a.k_b.w + h * a.k_b.mat_pitch + (size_t)(self * PART + 2 * line + i) * a.k_b.pitch, a.nope, sub, kb[i]);
     const uint32_t out = self * 32 + line;
     const bool carries = out < a.v; /* the whole block or none */
 #pragma unroll
     for (int i = 0; i < 2; i++)
         if (carries)
-            F::fetch(a.v_b.w + h * a.v_b.mat_pitch + (size_t)out * a.v_b.pitch, L, sub + 8 * i, vb[i]);
-    const uint32_t pos = (uint32_t)a.b.pos[row], keys = pos + 1, splits = (keys + TILE - 1) / TILE;
+            F::fetch<true>(a.v_b.w + h * a.v_b.mat_pitch + (size_t)out * a.v_b.pitch, L, sub + 8 * i, vb[i]);
+    const uint32_t pos = (uint32_t)a.b.pos[row], keys = pos + 1;
     if (t == 0) {
-        inbox_init(&s.queries, L * sizeof(float));
-        inbox_init(&s.mixtures, splits * sizeof(mixture));
+        inbox_init(&s.scores, BLOCKS * ((keys + 31) / 32 * 32) * sizeof(float));
+        inbox_init(&s.mixture, L * sizeof(float));
     }
     cluster_arrive();
-    const uint32_t first = self * TILE, n0 = self >= splits ? 0 : keys - first < TILE ? keys - first : TILE;
     const bool alone = a.b.n == 1;
+    const uint32_t pair = self * (TURN / 2) + t; /* of the rotated part: this block's, for its first threads */
     float co = 1, si = 0;
-    if (a.rotate && t < R / 2) {
-        co = a.rope.cos[(size_t)pos * (R / 2) + t];
-        si = a.rope.sin[(size_t)pos * (R / 2) + t];
+    if (a.rotate && t < TURN / 2) {
+        co = a.rope.cos[(size_t)pos * (R / 2) + pair];
+        si = a.rope.sin[(size_t)pos * (R / 2) + pair];
     }
-    if (alone && n0 != 0)
-        copy_keys(s, a, row, first, n0, pos);
+    if (alone)
+        copy_keys(n, a, row, keys, pos);
     pdl_wait();
     stamp(at);
-    if (!alone && n0 != 0)
-        copy_keys(s, a, row, first, n0, UINT32_MAX);
-    else if (n0 != 0 && pos - first < n0 && t < D / 8)
-        copy16(&s.key[pos - first][t * 8], s.at[pos - first] + t * 8, true);
-    float *q = a.q + row * a.q_pitch + (size_t)h * (a.nope + R), *pe = q + a.nope, x = 0, y = 0;
+    if (!alone)
+        copy_keys(n, a, row, keys, UINT32_MAX);
+    else if (t < SLICE / 8)
+        copy_slice(n, pos, t);
+    float *q = a.q + row * a.q_pitch + (size_t)h * (a.nope + R), *pe = q + a.nope + 2 * pair;
     if (t < a.nope)
         s.nope[t / 32 * F32_STRIDE + t % 32] = q[t];
-    if (t < R / 2) {
-        x = pe[2 * t], y = pe[2 * t + 1];
-        if (a.rotate)
+    if (t < TURN / 2) {
+        float x = pe[0], y = pe[1];
+        if (a.rotate) {
             rotate(&x, &y, co, si);
-        s.q[L + 2 * t] = x * a.scale;
-        s.q[L + 2 * t + 1] = y * a.scale;
+            pe[0] = x, pe[1] = y; /* in place; nobody else reads this pair */
+        }
+        s.q[PART + 2 * t] = x * a.scale;
+        s.q[PART + 2 * t + 1] = y * a.scale;
     }
     __syncthreads();
     float absorbed[2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
         absorbed[i] = warp_sum(sub < a.nope / 32 ? unit_values<KRN_Q8_0>(kb[i], sub, s.nope, 0.0f) : 0.0f, 8) * a.scale;
-    cluster_wait();
     if (sub == 0)
-        *(float2 *)(s.absorbed + 2 * line) = make_float2(absorbed[0], absorbed[1]);
-    before_post();
-    copies_done();
+        *(float2 *)(s.q + 2 * line) = make_float2(absorbed[0], absorbed[1]);
+    asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
-    if (t < BLOCKS)
-        post(at_block(s.q + self * (L / BLOCKS), t), s.absorbed, sizeof s.absorbed, at_block(&s.queries, t));
-    receive(&s.queries);
-    if (self == 0 && a.rotate && t < R / 2) { /* in place, now that all blocks have read it */
-        pe[2 * t] = x;
-        pe[2 * t + 1] = y;
-    }
-    for (uint32_t split = self; split < splits; split += BLOCKS) {
-        const uint32_t k0 = split * TILE, n = keys - k0 < TILE ? keys - k0 : TILE;
-        if (split != self) {
-            __syncthreads();
-            copy_keys(s, a, row, k0, n, UINT32_MAX);
-            copies_done();
-            __syncthreads();
-        }
-        mix(s, split, n);
-    }
-    receive(&s.mixtures);
-    cluster_arrive(); /* nobody leaves while copies of its memory are on their way */
-    if (!carries) {
-        cluster_wait();
+    cluster_wait();
+    send_scores(s, n, keys);
+    receive(&s.scores);
+    const float sum = weigh(s, n, keys);
+    send_mixture(s, n, keys, 1.0f / sum);
+    receive(&s.mixture); /* those without outputs too: they may not leave before */
+    if (!carries)
         return;
-    }
-    join(s, splits);
     float acc = unit_values<KRN_Q8_0>(vb[0], sub, s.mixed, 0.0f);
     acc = warp_sum(unit_values<KRN_Q8_0>(vb[1], sub + 8, s.mixed, acc), 8);
     if (sub == 0) {
@@ -221,7 +240,6 @@ static __global__ void __launch_bounds__(THREADS, 3) near_kernel(const __grid_co
     __syncthreads();
     if (a.q8 != nullptr && t < 32)
         q8_block32(s.result[t], a.q8 + row * a.q8_pitch, a.heads * a.v, h * a.v + self * 32, t);
-    cluster_wait();
 }
 
 bool mla_near_takes(const struct kcu_mla *a)
@@ -229,16 +247,16 @@ bool mla_near_takes(const struct kcu_mla *a)
     int device, major = 0; /* clusters exist from compute capability 9 on */
     if (cudaGetDevice(&device) == cudaSuccess)
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major >= 9 && !a->apart && a->b.n <= NEAR_ROWS && a->b.max_keys <= NEAR_SPLITS * TILE && a->l == L && a->r == R &&
+    return major >= 9 && !a->apart && a->b.n <= NEAR_ROWS && a->b.max_keys <= NEAR_KEYS && a->l == L && a->r == R &&
            a->cache_type == KCU_CACHE_F16 && (a->sel == NULL || a->b.max_keys <= a->top_k) && a->k_b.type == KRN_Q8_0 &&
            a->v_b.type == KRN_Q8_0 && a->nope % 32 == 0 && a->nope <= MAX_NOPE && a->v % 32 == 0 && a->v <= MAX_V;
 }
 
-cudaError_t mla_near(const struct kcu_launch *l, const struct kcu_mla *a, uint32_t splits)
+cudaError_t mla_near(const struct kcu_launch *l, const struct kcu_mla *a)
 {
-    const size_t bytes = sizeof(room) + (splits - 1) * sizeof(mixture), most = sizeof(room) + (NEAR_SPLITS - 1) * sizeof(mixture);
-    cudaError_t e = cudaFuncSetAttribute(near_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most);
+    const uint32_t cap = (a->b.max_keys + 31) / 32 * 32;
+    cudaError_t e = cudaFuncSetAttribute(near_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes_for(NEAR_KEYS));
     if (e != cudaSuccess)
         return e;
-    return launch(l, near_kernel, dim3(BLOCKS, a->heads, a->b.n), dim3(THREADS), bytes, BLOCKS, *a, l->stamp);
+    return launch(l, near_kernel, dim3(BLOCKS, a->heads, a->b.n), dim3(THREADS), bytes_for(cap), BLOCKS, *a, cap, l->stamp);
 }
