@@ -15,6 +15,8 @@ struct pool;
 
 enum backend_kind { BACKEND_CPU, BACKEND_CUDA };
 
+struct loading;
+
 struct backend_limits {
     uint32_t max_rows;      /* rows of one step */
     uint32_t max_logits;    /* rows that may want logits */
@@ -25,6 +27,7 @@ struct backend_limits {
     /* peers > 1: the program is rank `peer`'s of so many, alone. Its collectives move the bytes that they would move, to and from a stand-in. */
     uint32_t peers, peer;
     bool made_up;           /* the weights have no data: a backend with memory of its own makes some */
+    struct loading *loading; /* while it opens: who is told, and may stop it; or NULL. Not kept */
 };
 
 /* One step. choices has one entry per op of the program; all pointers stay valid until the step has ended. */

@@ -5,10 +5,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "engine/comm_nccl.h"
 #include "engine/cuda_nvml.h"
 #include "engine/error.h"
+#include "engine/loading.h"
 #include "kernels/quant.h"
 
 #define TRY(call, what)                                                                                                                    \
@@ -342,8 +344,19 @@ enum rs_result cuda_all(struct cuda *c, void (*work)(struct cuda_gpu *), struct 
     c->running = c->n_gpus;
     c->job++;
     pthread_cond_broadcast(&c->wake);
-    while (c->running != 0)
+    while (c->running != 0 && c->lim.loading == NULL)
         pthread_cond_wait(&c->idle, &c->lock);
+    while (c->running != 0) { /* only while weights are loaded: who waits for them is told, and may stop it */
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 100000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&c->idle, &c->lock, &until);
+        pthread_mutex_unlock(&c->lock);
+        loading_look(c->lim.loading);
+        pthread_mutex_lock(&c->lock);
+    }
     pthread_mutex_unlock(&c->lock);
     for (uint32_t i = 0; i < c->n_gpus; i++)
         if (c->gpu[i].rc != RS_OK) {
@@ -638,6 +651,7 @@ enum rs_result backend_cuda_open(const struct hparams *hp, const struct weights 
         cuda_close(&c->base);
         return rc;
     }
+    c->lim.loading = NULL;
     *out = &c->base;
     return RS_OK;
 }

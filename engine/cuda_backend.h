@@ -13,8 +13,6 @@ struct cuda_config {
     bool pdl;      /* programmatic dependent launch */
     uint32_t timeout_ms; /* how long a rank waits for another one; 0: 10 s */
     bool no_stamps; /* kernels do not note when they start: to measure what that costs */
-    void (*progress)(void *arg, uint64_t done, uint64_t total, double seconds); /* during the load, from any GPU's thread; or NULL */
-    void *progress_arg;
 };
 
 /* GPUs that this process could use; 0 with *why set (static) when there is none. */

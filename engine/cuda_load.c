@@ -3,9 +3,9 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "engine/error.h"
+#include "engine/loading.h"
 #include "kernels/type.h"
 
 enum { ALIGN = 256 };
@@ -15,16 +15,7 @@ struct stage {
     uint8_t *host[2], *dev[2];
     cudaEvent_t free_again[2];
     unsigned next;
-    uint64_t done, total;
-    double t0;
 };
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static size_t view_bytes(const struct op_view *v)
 {
@@ -123,9 +114,8 @@ static cudaError_t upload(struct cuda_gpu *g, struct stage *s, const struct op_v
             e = cudaEventRecord(s->free_again[i], g->stream);
         if (e != cudaSuccess)
             return e;
-        s->done += n * row_bytes;
-        if (g->c->cfg.progress != NULL)
-            g->c->cfg.progress(g->c->cfg.progress_arg, s->done, s->total, seconds() - s->t0);
+        if (!loading_add(g->c->lim.loading, n * row_bytes))
+            return cudaSuccess; /* load_rank() says why */
     }
     return cudaSuccess;
 }
@@ -171,6 +161,9 @@ static enum rs_result load_rank(struct cuda_gpu *g, struct cuda_rank *r, struct 
             e = c->lim.made_up ? invent(g, v, &r->mat[p][i]) : upload(g, s, v, &r->mat[p][i]);
             if (e != cudaSuccess)
                 return cuda_fail(err, e, v->tensor, g->device);
+            enum rs_result stopped = loading_stopped(c->lim.loading, err);
+            if (stopped != RS_OK)
+                return stopped;
         }
     return RS_OK;
 }
@@ -192,14 +185,16 @@ enum rs_result cuda_load(struct cuda_gpu *g, struct rs_error *err)
     enum rs_result types = check_types(g, err);
     if (types != RS_OK)
         return types;
-    struct stage s = {.t0 = seconds()};
+    struct stage s = {.next = 0};
+    uint64_t total = 0;
     cudaError_t e = cudaSuccess;
     for (uint32_t i = 0; i < g->n_local; i++)
         for (uint32_t v = 0; v < g->c->prog[0]->n_views; v++) {
             const struct op_view *w = plan_view(g->c->prog[0], g->local[i].rank, v);
             if (w->rows != 0)
-                s.total += (uint64_t)krn_row_bytes(w->type, w->k) * w->rows * w->n_mats;
+                total += (uint64_t)krn_row_bytes(w->type, w->k) * w->rows * w->n_mats;
         }
+    loading_expect(g->c->lim.made_up ? NULL : g->c->lim.loading, total);
     for (int i = 0; i < 2 && e == cudaSuccess && !g->c->lim.made_up; i++) {
         e = cudaHostAlloc((void **)&s.host[i], STAGE, cudaHostAllocDefault);
         if (e == cudaSuccess)

@@ -8,6 +8,7 @@
 
 #include "engine/donor.h"
 #include "engine/error.h"
+#include "engine/msg.h"
 #include "engine/server.h"
 #include "engine/stage.h"
 
@@ -193,6 +194,7 @@ enum rs_result engine_load(struct engine *e, struct model *m, const struct runti
         cfg.max_seqs = cfg.batch_tokens;
     cfg.max_logits = cfg.max_seqs > 64 ? cfg.max_seqs : 64;
     engine_layout(&e->patches.now, &cfg);
+    cfg.loading = msg_loading_begin(e);
     enum rs_result rc = runtime_open(m, &cfg, &e->patches.now, e->pool, e->isa, &rt, err);
     if (rc != RS_OK) {
         model_close(m);
@@ -225,6 +227,7 @@ enum rs_result engine_relayout(struct engine *e, const struct runtime_config *cf
     struct runtime *rt;
     struct runtime_config c = *cfg;
     engine_layout(patches, &c);
+    c.loading = msg_loading_begin(e);
     enum rs_result rc = runtime_open(e->model, &c, patches, e->pool, e->isa, &rt, err);
     return rc == RS_OK ? adopt(e, rt, err) : rc;
 }

@@ -17,6 +17,7 @@
 #include "engine/seq.h"
 #include "engine/snapshot.h"
 #include "engine/spec.h"
+#include "engine/loading.h"
 #include "engine/timing.h"
 
 struct session {
@@ -82,6 +83,13 @@ struct engine {
 
     struct observe observe;     /* taps and watchpoints */
     struct brk_state brk;
+
+    struct loading loading;     /* of the load that the control thread is in */
+    struct {
+        int slot;
+        uint32_t id;            /* the request that is being carried out */
+        uint64_t began_us, told_us;
+    } asked;
 
     struct stage *stage;        /* a patch that is being compiled and tested, or NULL */
     struct timing *timing;

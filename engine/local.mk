@@ -66,6 +66,8 @@ libengine_a_SOURCES = \
 	engine/known.h \
 	engine/kv.c \
 	engine/kv.h \
+	engine/loading.c \
+	engine/loading.h \
 	engine/model.c \
 	engine/model.h \
 	engine/msg.c \
@@ -77,6 +79,7 @@ libengine_a_SOURCES = \
 	engine/msg_gen.c \
 	engine/msg_health.c \
 	engine/msg_load.c \
+	engine/msg_loading.c \
 	engine/msg_look.c \
 	engine/msg_make.c \
 	engine/msg_model.c \

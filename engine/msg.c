@@ -17,6 +17,7 @@ static const struct msg_method *const TABLES[] = {
     MSG_GEN,
     MSG_SESSION,
     MSG_LOAD,
+    MSG_LOADING,
     MSG_OBSERVE,
     MSG_HEALTH,
     MSG_AUDIT,
@@ -68,6 +69,8 @@ static enum rs_result carry_out(struct engine *e, struct msg *m, const char *tex
     }
     struct args a;
     args_begin(&a, method->name, args, err);
+    e->asked.slot = m->slot;
+    e->asked.id = m->id;
     enum rs_result rc = method->run(e, m, &a, err);
     json_decref(args);
     return rc;

@@ -33,8 +33,13 @@ void msg_reply(struct engine *e, int slot, uint32_t id, enum rs_result rc, json_
 /* served: what it has submitted was for others that only it can reach, and ends. */
 void msg_client_gone(struct engine *e, int slot, bool served);
 
+struct loading;
+
+/* A load begins: who asked for what the engine is carrying out is told how it goes, and may cancel it. */
+struct loading *msg_loading_begin(struct engine *e);
+
 /* Tables of methods, ended by a NULL name, one per file. */
-extern const struct msg_method MSG_MODEL[], MSG_PATCH[], MSG_GEN[], MSG_SESSION[], MSG_LOAD[], MSG_OBSERVE[], MSG_HEALTH[], MSG_AUDIT[];
+extern const struct msg_method MSG_MODEL[], MSG_PATCH[], MSG_GEN[], MSG_SESSION[], MSG_LOAD[], MSG_LOADING[], MSG_OBSERVE[], MSG_HEALTH[], MSG_AUDIT[];
 extern const struct msg_method MSG_PROBE[], MSG_BREAK[], MSG_DIFF[], MSG_REPLAY[], MSG_LOOK[], MSG_STAGE[];
 extern const struct msg_method MSG_MAKE[], MSG_WEIGHTS[], MSG_DEVICES[];
 

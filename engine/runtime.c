@@ -23,11 +23,11 @@ const struct op_impl *runtime_impls(enum backend_kind backend, size_t *n)
 }
 
 /* The CPU computes with weights in memory, so those of a made-up model are made when it first asks. */
-static enum rs_result make_weights(struct runtime *rt, struct model *m, struct pool *pool, struct rs_error *err)
+static enum rs_result make_weights(struct runtime *rt, struct model *m, struct loading *loading, struct pool *pool, struct rs_error *err)
 {
     if (m->slice_of != 0)
-        return synth_fill_slice(m->gguf, &rt->prog, rt->has_nextn ? &rt->nextn : NULL, pool, &rt->made, err);
-    enum rs_result rc = m->filled ? RS_OK : synth_fill(m->gguf, pool, err);
+        return synth_fill_slice(m->gguf, &rt->prog, rt->has_nextn ? &rt->nextn : NULL, pool, loading, &rt->made, err);
+    enum rs_result rc = m->filled ? RS_OK : synth_fill(m->gguf, pool, loading, err);
     m->filled = rc == RS_OK;
     return rc;
 }
@@ -46,7 +46,7 @@ static enum rs_result open_backend(struct runtime *rt, struct model *m, const st
         return error_set(err, RS_EUNSUPPORTED, "this build has no CUDA: configure it --with-cuda");
 #endif
     }
-    enum rs_result rc = m->made_up ? make_weights(rt, m, pool, err) : RS_OK;
+    enum rs_result rc = m->made_up ? make_weights(rt, m, lim->loading, pool, err) : RS_OK;
     if (rc != RS_OK)
         return rc;
     return backend_cpu_open(&m->hp, &m->w, &rt->shard, &rt->prog, nextn, lim, pool, isa, &rt->backend, err);
@@ -100,7 +100,8 @@ enum rs_result runtime_open(struct model *m, const struct runtime_config *cfg, c
     uint32_t blocks = (cfg->ctx + RUNTIME_BLOCK - 1) / RUNTIME_BLOCK;
     uint32_t keys = m->hp.context < blocks * RUNTIME_BLOCK ? m->hp.context : blocks * RUNTIME_BLOCK;
     struct backend_limits lim = {.max_rows = cfg->batch_tokens, .max_logits = cfg->max_logits, .max_keys = keys, .block = RUNTIME_BLOCK,
-                                 .n_blocks = blocks + 1, .cache = cfg->cache, .peers = m->slice_of, .peer = m->slice, .made_up = m->made_up};
+                                 .n_blocks = blocks + 1, .cache = cfg->cache, .peers = m->slice_of, .peer = m->slice, .made_up = m->made_up, .loading = cfg->loading};
+    rt->cfg.loading = NULL;
     enum rs_result rc = shard_make(&m->hp, &m->w, m->slice_of != 0 ? m->slice_of : cfg->ranks, cfg->split, &rt->shard, err);
     if (rc == RS_OK && m->slice_of != 0)
         shard_slice(&rt->shard, m->slice);

@@ -20,6 +20,7 @@ struct runtime_config {
     enum krn_cache_type cache;
     uint32_t ctx;            /* tokens of cache in all sequences together */
     uint32_t max_seqs, batch_tokens, max_logits;
+    struct loading *loading; /* while it opens, or NULL; not kept */
 };
 
 enum { RUNTIME_BLOCK = 16 }; /* tokens per cache block: fine enough to share prompts, large enough to walk in whole cache lines */

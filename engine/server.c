@@ -26,6 +26,7 @@ struct client {
     char name[24];        /* as it called itself */
     uint8_t *in;
     size_t n_in, cap_in;
+    size_t taken;         /* of `in`: the request that is being carried out ends here */
     uint8_t *out;         /* [cap_out], bytes from out_at to out_end wait */
     size_t out_at, out_end, cap_out;
 };
@@ -226,11 +227,37 @@ static void take_requests(struct server *s, int i)
             }
             break;
         }
+        c->taken = at + whole;
         msg_handle(s->e, i, h.id, (const char *)c->in + at + sizeof h, h.text_len, c->in + at + sizeof h + h.text_len, h.blob_len);
         at += whole;
     }
     memmove(c->in, c->in + at, c->n_in - at);
     c->n_in -= at;
+    c->taken = 0;
+}
+
+/* Whether one of these requests is of that method; the last may be cut short. */
+static bool holds(const uint8_t *bytes, size_t n, const char *method)
+{
+    size_t len = strlen(method) + 1;
+    for (size_t at = 0; at + sizeof(struct wire_head) + len <= n;) {
+        struct wire_head h;
+        memcpy(&h, bytes + at, sizeof h);
+        if (h.magic != WIRE_MAGIC)
+            return false;
+        if (h.text_len >= len && memcmp(bytes + at + sizeof h, method, len) == 0)
+            return true;
+        at += sizeof h + h.text_len + h.blob_len;
+    }
+    return false;
+}
+
+bool server_foresees(const struct server *s, int slot, const char *method)
+{
+    const struct client *c = &s->c[slot];
+    uint8_t bytes[4096];
+    ssize_t n = recv(c->fd, bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT);
+    return holds(c->in + c->taken, c->n_in - c->taken, method) || (n > 0 && holds(bytes, (size_t)n, method));
 }
 
 static void read_client(struct server *s, int i)

@@ -32,12 +32,13 @@ struct span {
 };
 
 /* Pieces are about this large: enough of them for any number of workers, and each worth a worker's while. */
-enum { PIECE_BYTES = 4 << 20 };
+enum { PIECE_BYTES = 4 << 20, ROUND = 64 /* pieces between two looks at who waits for them */ };
 
 struct job {
     struct span *span;
     size_t n, cap;
     uint64_t pieces, bytes;
+    uint64_t until; /* pieces of this round end here */
     atomic_ullong next;
 };
 
@@ -84,7 +85,7 @@ static void work(void *arg, unsigned worker)
     struct job *j = arg;
     (void)worker;
     size_t at = 0;
-    for (uint64_t p; (p = atomic_fetch_add(&j->next, 1)) < j->pieces;) {
+    for (uint64_t p; (p = atomic_fetch_add(&j->next, 1)) < j->until;) {
         while (at + 1 < j->n && j->span[at + 1].first <= p)
             at++;
         make_piece(&j->span[at], p - j->span[at].first);
@@ -126,15 +127,22 @@ static void want_large_pages(const uint8_t *p, size_t n)
 #endif
 }
 
-static enum rs_result run(struct job *j, bool complete, struct pool *pool, struct rs_error *err)
+static enum rs_result run(struct job *j, bool complete, struct pool *pool, struct loading *loading, struct rs_error *err)
 {
-    if (complete)
+    bool on = complete;
+    loading_expect(loading, j->bytes);
+    for (uint64_t at = 0; at < j->pieces && on; at += ROUND) {
+        j->until = at + ROUND < j->pieces ? at + ROUND : j->pieces;
+        atomic_store(&j->next, at);
         pool_run(pool, work, j);
+        on = loading_add(loading, (uint64_t)((double)j->bytes * (double)(j->until - at) / (double)j->pieces));
+        loading_look(loading);
+    }
     free(j->span);
-    return complete ? RS_OK : error_set(err, RS_ENOMEM, "out of memory for the list of made-up weights");
+    return complete ? loading_stopped(loading, err) : error_set(err, RS_ENOMEM, "out of memory for the list of made-up weights");
 }
 
-enum rs_result synth_fill(const struct gguf *g, struct pool *pool, struct rs_error *err)
+enum rs_result synth_fill(const struct gguf *g, struct pool *pool, struct loading *loading, struct rs_error *err)
 {
     struct job j = {0};
     bool ok = true;
@@ -145,7 +153,7 @@ enum rs_result synth_fill(const struct gguf *g, struct pool *pool, struct rs_err
         want_large_pages(data, t->bytes);
         ok = add(&j, (struct span){.tensor = t->name, .type = t->type, .k = t->ne[0], .inputs = t->ne[0], .rows = t->ne[1] * t->ne[2] * t->ne[3], .dst = data});
     }
-    return rc == RS_OK ? run(&j, ok, pool, err) : rc;
+    return rc == RS_OK ? run(&j, ok, pool, loading, err) : rc;
 }
 
 /* ---- one rank's slice ---- */
@@ -189,7 +197,7 @@ static bool collect(struct program *const prog[2], struct views *out)
     return out->v != NULL && out->place != NULL;
 }
 
-enum rs_result synth_fill_slice(const struct gguf *g, struct program *main_prog, struct program *next, struct pool *pool, struct synth_memory *out,
+enum rs_result synth_fill_slice(const struct gguf *g, struct program *main_prog, struct program *next, struct pool *pool, struct loading *loading, struct synth_memory *out,
                                 struct rs_error *err)
 {
     struct program *const prog[2] = {main_prog, next};
@@ -216,7 +224,7 @@ enum rs_result synth_fill_slice(const struct gguf *g, struct program *main_prog,
     }
     if (rc == RS_OK) {
         *out = (struct synth_memory){p, vs.bytes};
-        rc = run(&j, ok, pool, err);
+        rc = run(&j, ok, pool, loading, err);
     }
     free(vs.v);
     free(vs.place);

@@ -3,6 +3,7 @@
 #ifndef RANKSCOPE_ENGINE_SYNTH_H
 #define RANKSCOPE_ENGINE_SYNTH_H
 
+#include "engine/loading.h"
 #include "engine/plan.h"
 #include "engine/pool.h"
 #include "engine/shape.h"
@@ -24,12 +25,12 @@ struct synth_memory {
 enum rs_result synth_open(const struct synth_spec *s, struct gguf **out, struct rs_error *err);
 
 /* Make all weights of g, in place. RS_ENOMEM, before anything is touched, if this machine has not that much memory left. */
-enum rs_result synth_fill(const struct gguf *g, struct pool *pool, struct rs_error *err);
+enum rs_result synth_fill(const struct gguf *g, struct pool *pool, struct loading *loading, struct rs_error *err);
 
 /* Make the weights that one-rank programs over g look at (next may be NULL), close together in memory of their own, and point the programs at it.
  * Errors as above. */
-enum rs_result synth_fill_slice(const struct gguf *g, struct program *main_prog, struct program *next, struct pool *pool, struct synth_memory *out,
-                                struct rs_error *err);
+enum rs_result synth_fill_slice(const struct gguf *g, struct program *main_prog, struct program *next, struct pool *pool, struct loading *loading,
+                                struct synth_memory *out, struct rs_error *err);
 void synth_free(struct synth_memory *m);
 
 #endif

@@ -359,6 +359,40 @@ static float *forward(struct rs_engine *e, size_t *n)
     return x;
 }
 
+/* A load that is given up while it runs: what was open answers as before. */
+static void test_cancel(struct rs_engine *e)
+{
+    struct rs_error err;
+    struct rs_event ev;
+    uint32_t load, cancel;
+    size_t n, m;
+    json_decref(ec_call(e, "open", "{\"synthetic\":\"glm-4.7-flash\",\"layers\":2,\"experts\":8,\"vocab\":512}"));
+    float *before = forward(e, &n);
+    json_t *o = ec_call(e, "load.cancel", "{}");
+    tap_ok(json_is_false(json_object_get(o, "cancelled")), "nothing is loading: nothing is cancelled");
+    json_decref(o);
+    rs_send(e, "open", "{\"synthetic\":\"glm-4.7-flash\",\"layers\":2,\"experts\":8}", &load, &err);
+    rs_send(e, "load.cancel", NULL, &cancel, &err);
+    enum rs_result loaded = RS_OK, cancelled = RS_EINTERNAL;
+    char why[200] = "";
+    while (cancelled == RS_EINTERNAL && rs_next(e, 60000, &ev, &err) == RS_OK) {
+        if (ev.type == RS_EVENT_REPLY && ev.id == load) {
+            loaded = ev.status;
+            snprintf(why, sizeof why, "%s", ev.json);
+        }
+        if (ev.type == RS_EVENT_REPLY && ev.id == cancel)
+            cancelled = ev.status;
+    }
+    tap_eq_int(loaded, RS_ECANCELLED, "a load is given up: %s", why);
+    tap_eq_int(cancelled, RS_OK, "and the wish for that answered");
+    float *after = forward(e, &m);
+    tap_ok(n == m && memcmp(before, after, n * sizeof *after) == 0, "what was open computes the same as before");
+    free(before);
+    free(after);
+    json_decref(ec_call(e, "set", "{\"ranks\":4}"));
+    tap_ok(true, "and can be dealt to other ranks");
+}
+
 /* Models without a file: whole, over ranks, one rank alone. */
 static void test_synthetic(struct rs_engine *e)
 {
@@ -408,6 +442,7 @@ int main(void)
     test_forms(e);
     test_quantize(e);
     test_synth(e);
+    test_cancel(e);
     test_synthetic(e);
     rs_engine_close(e);
     return tap_done();
