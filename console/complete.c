@@ -66,6 +66,10 @@ static void offer_lua(struct con *con, struct complete *c, const char *typed)
 
 static void offer_settings(struct complete *c, const char *typed)
 {
+    if (strchr(typed, '=') == NULL)
+        offer(c, typed, xstrdup("mouse="));
+    else
+        offer_words(c, typed, "mouse=on|mouse=off");
     for (const struct setting *s = setting_table; s->name != NULL; s++) {
         if (strchr(typed, '=') == NULL) {
             offer(c, typed, xasprintf("%s=", s->name));

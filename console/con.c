@@ -238,6 +238,20 @@ unsigned con_pump(struct con *con, int timeout_ms)
     return wake;
 }
 
+/* The first Ctrl-C while a request is under way: what loads weights is asked to give that up, and then what was open stays open. */
+static void give_up(struct con *con, const char *method)
+{
+    static const char *const loads[] = {"open", "set", "patch.set", "patch.revert", "patch.reset"};
+    uint32_t id;
+    for (size_t i = 0; i < sizeof loads / sizeof loads[0]; i++) {
+        if (strcmp(loads[i], method) != 0 || rs_send(con->engine, "load.cancel", NULL, &id, NULL) != RS_OK)
+            continue;
+        out_str(con->out, OUT_NOTE, "asked the engine to give the loading up; Ctrl-C again stops waiting for it\n");
+        return;
+    }
+    out_printf(con->out, OUT_NOTE, "the engine is busy with '%s'; Ctrl-C again stops waiting for it\n", method);
+}
+
 /* Pump until the reply to `id` is there. */
 static enum rs_result await(struct con *con, const char *method, uint32_t id, struct rs_error *err)
 {
@@ -247,7 +261,7 @@ static enum rs_result await(struct con *con, const char *method, uint32_t id, st
     while (!con->await_done && !con->lost) {
         unsigned wake = con_pump(con, -1);
         if (wake & CON_WAKE_INTERRUPT && con->patient && interrupts++ == 0)
-            out_printf(con->out, OUT_NOTE, "the engine is busy with '%s'; Ctrl-C again stops waiting for it\n", method);
+            give_up(con, method);
         else if (wake & (CON_WAKE_INTERRUPT | CON_WAKE_END))
             break;
     }

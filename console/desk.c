@@ -32,17 +32,23 @@ static void complete(void *ctx, const char *line, size_t point, struct complete 
     complete_line(ctx, line, point, out);
 }
 
-/* Panels at this terminal; true: to go on as a plain console, be it because there can be no panels. */
-static bool panels(struct tui *t)
+static bool open_panels(struct tui *t)
 {
     const char *why;
     fflush(stdout);
     struct tui_screen *screen = tui_curses_open(t->theme, &why);
     if (screen == NULL) {
         out_printf(t->con->out, OUT_WARN, "no panels: %s\n", why);
-        return true;
+        return false;
     }
-    bool plain = tui_run(t, screen);
+    tui_enter(t, screen);
+    return true;
+}
+
+static void close_panels(struct tui *t)
+{
+    struct tui_screen *screen = t->screen;
+    tui_leave(t);
     tui_curses_close(screen);
     /* What was said in the panels is what stands before the prompt, and what the terminal keeps at the end. */
     char *text = tui_unseen(t, UNSEEN_LINES);
@@ -50,6 +56,25 @@ static bool panels(struct tui *t)
         fputs(text, stdout);
     fflush(stdout);
     free(text);
+}
+
+/* The tui's way to change sides while a command runs. */
+static bool change(struct tui *t, bool panels)
+{
+    if (panels)
+        return open_panels(t);
+    close_panels(t);
+    return true;
+}
+
+/* Panels at this terminal; true: to go on as a plain console, be it because there can be no panels. */
+static bool panels(struct tui *t)
+{
+    if (t->screen == NULL && !open_panels(t))
+        return true;
+    bool plain = tui_run(t);
+    if (t->screen != NULL)
+        close_panels(t);
     return plain;
 }
 
@@ -59,6 +84,7 @@ static enum exit_status at_terminal(struct con *con, struct tui *t, json_int_t s
     bool dumb = term == NULL || *term == '\0' || strcmp(term, "dumb") == 0, again = true;
     plain = plain || dumb;
     line_open(complete, con);
+    t->desk = t->read_only || dumb ? NULL : change;
     t->attach = plain ? 0 : session;
     if (plain && session != 0)
         repl_attach(con, session);
@@ -88,7 +114,9 @@ static enum exit_status without_terminal(struct con *con, struct tui *t, json_in
     line_open(complete, con);
     t->script = script;
     t->attach = session;
-    tui_run(t, tui_script_screen(script));
+    tui_enter(t, tui_script_screen(script));
+    tui_run(t);
+    tui_leave(t);
     line_close();
     bool failed = tui_script_failed(script);
     tui_script_close(script);

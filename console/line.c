@@ -2,6 +2,7 @@
 
 #include "console/line.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,10 @@ static char *s_carried; /* text that stood at the prompt when sides were changed
 static int s_carried_point;
 static bool s_active, s_hidden, s_ready, s_eof, s_toggle;
 static bool s_tty; /* there is a terminal to take care of */
+
+/* Typed ahead, read while no prompt stood */
+static struct buf s_kept;
+static size_t s_kept_at;
 
 /* Under panels */
 static bool s_panels;
@@ -66,6 +71,58 @@ static char **attempt(const char *text, int start, int end)
     rl_completion_append_character = goes_on ? '\0' : ' ';
     complete_fini(&c);
     return words;
+}
+
+/* ---- typed ahead ---------------------------------------------------------------------------------------------------------------------- */
+
+#define MOST_KEPT 65536u /* bytes; beyond that the kernel keeps what is typed */
+
+bool line_has_kept(void)
+{
+    return s_kept_at < s_kept.len;
+}
+
+size_t line_kept(char *to, size_t size)
+{
+    size_t n = s_kept.len - s_kept_at;
+    n = n < size ? n : size;
+    if (n > 0)
+        memcpy(to, s_kept.text + s_kept_at, n);
+    s_kept_at += n;
+    return n;
+}
+
+static int kept_byte(FILE *f)
+{
+    return line_has_kept() ? (unsigned char)s_kept.text[s_kept_at++] : rl_getc(f);
+}
+
+/* Take a sequence out of what is kept; false: it is not there. */
+static bool take_out(const char *keys)
+{
+    size_t n = strlen(keys);
+    for (size_t i = s_kept_at; i + n <= s_kept.len; i++) {
+        if (memcmp(s_kept.text + i, keys, n) != 0)
+            continue;
+        memmove(s_kept.text + i, s_kept.text + i + n, s_kept.len - i - n);
+        s_kept.len -= n;
+        return true;
+    }
+    return false;
+}
+
+enum line_status line_watch(void)
+{
+    char bytes[4096];
+    if (s_kept.len - s_kept_at >= MOST_KEPT)
+        return LINE_MORE;
+    ssize_t n = read(STDIN_FILENO, bytes, sizeof bytes);
+    if (n <= 0)
+        return n < 0 && (errno == EINTR || errno == EAGAIN) ? LINE_MORE : LINE_EOF;
+    if (s_kept_at == s_kept.len)
+        s_kept_at = s_kept.len = 0;
+    buf_add(&s_kept, bytes, (size_t)n);
+    return take_out("\033[24~") || take_out("\030\001") ? LINE_TOGGLE : LINE_MORE;
 }
 
 /* ---- the terminal -------------------------------------------------------------------------------------------------------------------- */
@@ -133,6 +190,7 @@ void line_open(line_complete_fn complete, void *ctx)
     rl_attempted_completion_function = attempt;
     rl_completer_word_break_characters = " \t";
     rl_completer_quote_characters = "";
+    rl_getc_function = kept_byte;
     rl_initialize();
     /* Nobody gets into vi mode by accident: searching there crashes readline 8.2 after an undo. Who wants it has it in inputrc. */
     rl_unbind_function_in_map(rl_vi_editing_mode, emacs_meta_keymap);
@@ -159,6 +217,8 @@ void line_close(void)
     free(s_carried);
     s_prompt = s_line = s_carried = NULL;
     buf_fini(&s_typed);
+    buf_fini(&s_kept);
+    s_kept_at = 0;
 }
 
 /* Put back what stood at the prompt before sides were changed. */
@@ -383,7 +443,7 @@ void line_panels_leave(void)
     s_panels = s_active = false;
     rl_prep_term_function = rl_prep_terminal;
     rl_deprep_term_function = rl_deprep_terminal;
-    rl_getc_function = rl_getc;
+    rl_getc_function = kept_byte;
     rl_input_available_hook = NULL;
     rl_redisplay_function = rl_redisplay;
     rl_completion_display_matches_hook = NULL;

@@ -43,6 +43,14 @@ void line_show(void);
 /* Take the prompt away for good; what was typed stands at the next one. */
 void line_aside(void);
 
+/* While no prompt stands: read what the terminal has and keep it for the next prompt. LINE_TOGGLE: the keys that ask for the other kind of console
+ * were among it (and are taken out); LINE_EOF: the terminal is gone; otherwise LINE_MORE. */
+enum line_status line_watch(void);
+
+/* Whether typed text is kept so; line_feed() takes it first, without waiting. line_kept() hands it over instead: as many bytes as fit. */
+bool line_has_kept(void);
+size_t line_kept(char *to, size_t size);
+
 /* The window has another size. */
 void line_resize(void);
 

@@ -87,6 +87,7 @@ libconsole_a_SOURCES = \
 	console/rcmd.h \
 	console/rcmd_bind.c \
 	console/rcmd_conv.c \
+	console/rcmd_copy.c \
 	console/rcmd_debug.c \
 	console/rcmd_engine.c \
 	console/rcmd_help.c \
@@ -118,7 +119,9 @@ libconsole_a_SOURCES = \
 	console/tui.c \
 	console/tui.h \
 	console/tui_bind.c \
+	console/tui_clip.c \
 	console/tui_config.c \
+	console/tui_copy.c \
 	console/tui_curses.c \
 	console/tui_custom.c \
 	console/tui_custom.h \
@@ -133,11 +136,13 @@ libconsole_a_SOURCES = \
 	console/tui_layout.c \
 	console/tui_layout.h \
 	console/tui_lists.c \
+	console/tui_mouse.c \
 	console/tui_op.c \
 	console/tui_options.c \
 	console/tui_panels.c \
 	console/tui_plot.c \
 	console/tui_plot.h \
+	console/tui_requests.c \
 	console/tui_script.c \
 	console/tui_snapshot.c \
 	console/tui_text.c \

@@ -69,6 +69,7 @@ const struct rcmd_entry *const rcmd_table[] = {
     &rcmd_claim_entry,
     &rcmd_retest_entry,
     &rcmd_notebook_entry,
+    &rcmd_copy_entry,
     &rcmd_snapshot_entry,
     &rcmd_layout_entry,
     &rcmd_theme_entry,

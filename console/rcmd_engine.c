@@ -13,6 +13,7 @@
 #include "console/paths.h"
 #include "console/rcmd_list.h"
 #include "console/setting.h"
+#include "console/tui.h"
 #include "console/view.h"
 
 static enum rs_result exec_info(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
@@ -143,15 +144,38 @@ const struct rcmd_entry rcmd_ranks_entry = {
     .exec = exec_ranks,
 };
 
+/* "mouse", "mouse=on" or "mouse on": of this console, not of the engine. */
+static enum rs_result set_mouse(struct con *con, const char *value, struct rs_error *err)
+{
+    value += strspn(value, "= \t");
+    if (con->tui == NULL)
+        return fail_set(err, RS_ESTATE, "there are no panels here");
+    const char *was = con->tui->mouse ? "on" : "off";
+    if (*value == '\0') {
+        out_printf(con->out, OUT_TEXT, "mouse: %s (on|off)\n", was);
+        return RS_OK;
+    }
+    if (!opt_is_choice("on|off", value))
+        return fail_set(err, RS_EUSAGE, "mouse is one of on|off, not '%s'", value);
+    rcmd_changed(con, "mouse", was, value, NAN);
+    tui_set_mouse(con->tui, strcmp(value, "on") == 0);
+    return RS_OK;
+}
+
 static enum rs_result exec_set(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
 {
     (void)self;
+    if (strncmp(args, "mouse", 5) == 0 && strchr("= \t", args[5]) != NULL)
+        return set_mouse(con, args + 5, err);
     if (*args == '\0') {
         for (const struct setting *s = setting_table; s->name != NULL; s++) {
             char *value = con_state(con, s->key);
             out_printf(con->out, OUT_TEXT, "%s: %s (%s)\n  %s\n", s->name, value, s->choices, s->help);
             free(value);
         }
+        if (con->tui != NULL)
+            out_printf(con->out, OUT_TEXT, "mouse: %s (on|off)\n  on: clicks select and the wheel scrolls panels; off: the terminal's own selection\n",
+                       con->tui->mouse ? "on" : "off");
         return RS_OK;
     }
     json_t *o = json_object();
@@ -169,7 +193,7 @@ static enum rs_result exec_set(const struct rcmd_entry *self, struct con *con, c
 const struct rcmd_entry rcmd_set_entry = {
     .name = "set",
     .args = "[NAME=VALUE]",
-    .summary = "show or change the options of the engine",
+    .summary = "show or change the options of the engine, and mouse=on|off",
     .complete = RCMD_COMPLETE_SETTING,
     .changes = true,
     .exec = exec_set,

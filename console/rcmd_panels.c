@@ -84,10 +84,10 @@ const struct rcmd_entry rcmd_layout_entry = {
     .summary = "which panels stand where",
     .help =
         "Without an argument: the arrangements that have a name. An arrangement is written with / for one above the other, | for side by "
-        "side, brackets, and *N for a share: (chat*3/ranks)*2|(step/log). The panels are chat, ranks, allreduce, step, ops, patches and "
-        "log. 'save NAME' keeps the present one.",
+        "side, brackets, and *N for a share: (chat*3/ranks)*2|(step/log). The panels are chat, ranks, allreduce, step, ops, patches, "
+        "log, requests, notebook and those of scripts. 'save NAME' keeps the present one.",
     .complete = RCMD_COMPLETE_WORDS,
-    .words = "desk|watch|patch|ops|chat|all|save",
+    .words = "desk|watch|patch|ops|serve|chat|all|save",
     .exec = exec_layout,
 };
 

@@ -14,6 +14,7 @@
 #include "console/line.h"
 #include "console/rcmd.h"
 #include "console/sig.h"
+#include "console/tui.h"
 
 #define PROMPT "> "
 #define MAX_LINE (1u << 20) /* bytes of one line in batch mode */
@@ -61,23 +62,37 @@ static unsigned take_signals(struct con *con)
     return wake;
 }
 
-/* con_wait_fn: as con_wait_plain(), and standard input. Without a prompt it is only watched for its end: what is typed waits. */
+/* Keys while a command runs: only those that lead to the panels mean something now, the others wait for the prompt. */
+static unsigned take_keys(struct con *con)
+{
+    enum line_status s = line_watch();
+    if (s == LINE_TOGGLE)
+        tui_switch(con->tui, true);
+    if (s == LINE_EOF)
+        con->end_signal = SIGHUP;
+    return s == LINE_EOF ? CON_WAKE_END : 0;
+}
+
+/* con_wait_fn: as con_wait_plain(), and standard input. */
 static unsigned repl_wait(struct con *con, void *ctx, int timeout_ms)
 {
     struct repl *r = ctx;
+    bool watch = !line_active() && con->tui != NULL, kept = line_active() && line_has_kept();
     struct pollfd p[3] = {
         {.fd = sig_fd(), .events = POLLIN},
         {.fd = -1},
-        {.fd = STDIN_FILENO, .events = line_active() ? POLLIN : 0},
+        {.fd = STDIN_FILENO, .events = line_active() || watch ? POLLIN : 0},
     };
-    con_poll(con, p, 3, 1, timeout_ms);
+    con_poll(con, p, 3, 1, kept ? 0 : timeout_ms);
     unsigned wake = 0;
-    r->input = p[2].revents & POLLIN;
+    r->input = kept || (!watch && p[2].revents & POLLIN);
     if (p[1].revents != 0)
         wake |= CON_WAKE_ENGINE;
     if (p[0].revents != 0)
         wake |= take_signals(con);
-    if (p[2].revents & (POLLHUP | POLLERR | POLLNVAL) && !r->input) {
+    if (watch && p[2].revents & POLLIN) {
+        wake |= take_keys(con);
+    } else if (p[2].revents & (POLLHUP | POLLERR | POLLNVAL) && !r->input) {
         /* The terminal is gone; SIGHUP does not come to everyone. */
         con->end_signal = SIGHUP;
         wake |= CON_WAKE_END;
@@ -108,8 +123,14 @@ static bool turn(struct con *con, struct repl *r)
     if (s == LINE_MORE)
         return true;
     char *line = line_take();
+    if (con->tui != NULL)
+        tui_typed(con->tui, line);
     rcmd_line(con, line);
     free(line);
+    if (con->tui != NULL && tui_took_over(con->tui)) {
+        r->toggle = true;
+        return false;
+    }
     return !con->quit && con->end_signal == 0;
 }
 
@@ -128,6 +149,13 @@ static void end(struct con *con, struct repl *r)
     con->out = r->inner;
     con->wait = con_wait_plain;
     con->wait_ctx = NULL;
+}
+
+void repl_during(struct con *con)
+{
+    static struct repl s_during; /* no prompt stands, so there is nothing to take away or to feed */
+    con->wait = repl_wait;
+    con->wait_ctx = &s_during;
 }
 
 void repl_attach(struct con *con, json_int_t session)

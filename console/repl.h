@@ -16,4 +16,7 @@ void repl_attach(struct con *con, json_int_t session);
 /* Lines from a file or pipe: no prompt; the first one that fails is the last. */
 enum exit_status repl_batch(struct con *con, int fd, json_int_t session);
 
+/* Serve signals, the engine and the keys that lead to the panels, while a command goes on that began in panels: con->wait from now on. */
+void repl_during(struct con *con);
+
 #endif

@@ -16,6 +16,7 @@
 #include "console/js.h"
 #include "console/line.h"
 #include "console/rcmd.h"
+#include "console/repl.h"
 #include "console/sig.h"
 
 #define CHAT_LINES 20000
@@ -122,9 +123,13 @@ static void take_action(struct tui *t)
                     js_num(a->reply, "took_ms", 0));
         else
             tui_say(t, false, "%s: done", t->action);
-        tui_log(t, "info", "%s: generation %lld, %.1f ms", t->action, (long long)js_int(a->reply, "generation", 0),
-                js_num(a->reply, "took_ms", 0));
+        if (cost != NULL)
+            tui_log(t, "info", "%s: generation %lld, %.1f ms", t->action, (long long)js_int(a->reply, "generation", 0),
+                    js_num(a->reply, "took_ms", 0));
+        else
+            tui_log(t, "info", "%s", t->action);
     }
+    t->data.asked[TUI_ASK_REQUESTS].next_us = 0;
     t->data.asked[TUI_ASK_PATCHES].next_us = t->data.asked[TUI_ASK_BREAKS].next_us = t->data.asked[TUI_ASK_TAPS].next_us = 0;
     t->next_tick_us = 0;
 }
@@ -299,7 +304,7 @@ static bool take_keys(struct tui *t)
 static bool is_live(const char *line)
 {
     static const char *const names[] = {"help",   "info",   "mode",  "patch",    "set",    "stats", "allreduce",
-                                        "ledger", "health", "audit", "snapshot", "layout", "theme", "bind"};
+                                        "ledger", "health", "audit", "snapshot", "layout", "theme", "bind", "copy"};
     struct rs_error err;
     char name[32];
     size_t n = line[0] == '/' ? strcspn(line + 1, " \t") : 0;
@@ -326,15 +331,24 @@ static bool can_run_live(const struct tui *t)
     return t->n_waiting > 0 && between_events(t) && (job->line != NULL ? is_live(job->line) : job->live);
 }
 
-static void run_line(struct tui *t, const char *line)
+static void shown_as_typed(struct tui *t, const char *line)
 {
     struct buf shown = {0};
     struct text_filter f = {0};
     text_clean(&f, line, strlen(line), &shown);
     text_clean_end(&f, &shown);
-    if (line[strspn(line, " \t\n")] != '\0')
-        out_printf(&t->out, OUT_HEADING, "> %s\n", shown.text);
+    buf_char(&shown, '\n');
+    tui_text_fresh(&t->chat);
+    if (line[strspn(line, " \t\n")] != '\0') {
+        tui_text_add(&t->chat, ROLE_USER, "> ", 2);
+        tui_text_add(&t->chat, ROLE_USER, shown.text, shown.len);
+    }
     buf_fini(&shown);
+}
+
+static void run_line(struct tui *t, const char *line)
+{
+    shown_as_typed(t, line);
     tui_text_end(&t->chat);
     rcmd_line(t->con, line);
 }
@@ -422,6 +436,10 @@ static unsigned tui_wait(struct con *con, void *ctx, int timeout_ms)
             t->interrupt = false;
             return CON_WAKE_INTERRUPT;
         }
+        if (t->toggle && t->running > 0) {
+            tui_switch(t, false);
+            return 0;
+        }
         if (can_run_live(t)) {
             run_job(t);
             return 0;
@@ -499,31 +517,77 @@ static void show_matches(void *ctx, const char *const *words, size_t n)
     t->dirty = true;
 }
 
-bool tui_run(struct tui *t, struct tui_screen *screen)
+void tui_enter(struct tui *t, struct tui_screen *screen)
 {
     struct con *con = t->con;
-    con_wait_fn wait = con->wait;
-    void *wait_ctx = con->wait_ctx;
+    char kept[256];
+    size_t n;
     t->screen = screen;
     t->dirty = t->repaint = true;
     t->toggle = t->quit = t->interrupt = false;
-    t->plain_from = t->chat.first_id + t->chat.n;
+    t->plain_from = t->chat.first_id + t->chat.n - t->chat.open; /* a line that goes on is shown whole later */
+    t->plain_wait = con->wait;
+    t->plain_wait_ctx = con->wait_ctx;
     con->wait = tui_wait;
     con->wait_ctx = t;
     con->patient = con->watch_logs = true;
     con->answer.show = con->answer.show_thinking = true;
+    screen->mouse(screen, t->mouse);
     line_panels_enter("> ", show_matches);
-    attach(t);
-    while (con->end_signal == 0 && !con->quit && turn(t))
-        ;
+    while ((n = line_kept(kept, sizeof kept)) > 0)
+        tui_input_bytes(t, kept, n);
+}
+
+void tui_leave(struct tui *t)
+{
+    struct con *con = t->con;
     line_panels_leave();
-    if (screen->prints >= 0)
+    if (t->screen->prints >= 0)
         take_prints(t);
     t->screen = NULL;
     con->watch_logs = false;
-    con->wait = wait;
-    con->wait_ctx = wait_ctx;
-    return t->toggle && con->end_signal == 0 && !con->quit;
+    con->wait = t->plain_wait;
+    con->wait_ctx = t->plain_wait_ctx;
+}
+
+void tui_switch(struct tui *t, bool panels)
+{
+    t->toggle = false;
+    if (t->desk == NULL || panels == (t->screen != NULL))
+        return;
+    if (panels && t->desk(t, true)) {
+        t->running = t->running > 0 ? t->running : 1;
+    } else if (!panels) {
+        t->desk(t, false);
+        if (t->con->wait == con_wait_plain) /* the command began here: there is no plain loop below */
+            repl_during(t->con);
+    }
+}
+
+void tui_typed(struct tui *t, const char *line)
+{
+    shown_as_typed(t, line);
+}
+
+bool tui_took_over(struct tui *t)
+{
+    t->running = 0;
+    return t->screen != NULL;
+}
+
+bool tui_run(struct tui *t)
+{
+    struct con *con = t->con;
+    if (con->wait != tui_wait) { /* entered while a plain command ran, whose loop has ended since */
+        t->plain_wait = con->wait;
+        t->plain_wait_ctx = con->wait_ctx;
+        con->wait = tui_wait;
+        con->wait_ctx = t;
+    }
+    attach(t);
+    while (t->screen != NULL && con->end_signal == 0 && !con->quit && turn(t))
+        ;
+    return (t->toggle || t->screen == NULL) && con->end_signal == 0 && !con->quit && !t->quit;
 }
 
 /* ---- beginning and end --------------------------------------------------------------------------------------------------------------- */
@@ -548,6 +612,7 @@ struct tui *tui_new(struct con *con, const struct tui_options *o)
     tui_data_init(&t->data, con);
     if (o->layout == NULL || tui_arrange(t, o->layout, &err) != RS_OK)
         tui_arrange(t, o->read_only ? "watch" : "desk", &err);
+    tui_custom_notebook(tui_notebook, 3000);
     con->out = &t->out;
     con->tui = t;
     con->watch = watch;
@@ -566,6 +631,7 @@ void tui_free(struct tui *t)
     tui_text_fini(&t->log);
     tui_data_fini(&t->data);
     json_decref(t->tensors.seen);
+    buf_fini(&t->clip);
     tui_key_fini(&t->keys);
     grid_fini(&t->grid);
     for (size_t i = 0; i < t->n_waiting; i++)
@@ -584,5 +650,7 @@ char *tui_unseen(struct tui *t, size_t most)
     if (end - from > most)
         from = end - most;
     tui_text_dump(&t->chat, from, &b);
+    if (t->chat.open && b.len > 0) /* it goes on there */
+        b.text[--b.len] = '\0';
     return buf_take(&b);
 }

@@ -21,6 +21,7 @@
 #define TUI_PROMPT (-1)     /* focus: the line of input */
 #define TUI_FRAME_US 33333  /* at most 30 frames a second */
 #define TUI_ESCAPE_US 50000 /* a lone escape byte is the key after that long */
+#define TUI_HINTS 16
 #define TUI_MAX_WAITING 64  /* lines that were typed ahead */
 
 /* Where a grid goes and where bytes come from. */
@@ -32,6 +33,7 @@ struct tui_screen {
     void (*resume)(struct tui_screen *s);
     void (*send)(struct tui_screen *s, const char *bytes, size_t n);    /* to the terminal itself, between frames */
     void (*theme)(struct tui_screen *s, const struct tui_theme *theme); /* another one from the next frame on */
+    void (*mouse)(struct tui_screen *s, bool on);                       /* whether clicks and wheel turns come as keys */
     int keys;                                                           /* descriptor to read keys from; -1: none */
     int prints;                                                         /* descriptor with what was printed behind our back; -1: none */
 };
@@ -43,6 +45,12 @@ enum tui_ops_order { TUI_BY_PROGRAM, TUI_BY_TIME, TUI_BY_SITE, TUI_BY_KIND, TUI_
 /* A list with a selected row. */
 struct tui_list {
     int selected, top, n, h;
+};
+
+/* A word in the hint line that can be clicked at. */
+struct tui_hint {
+    const struct tui_binding *b;
+    int from, to; /* columns */
 };
 
 /* The tensors of the op that is open, as they are where the engine is stopped. */
@@ -62,7 +70,7 @@ struct tui {
     struct tui_script *script; /* headless: where keys come from; or NULL */
     const struct tui_theme *theme;
     enum tui_plot_style plots;
-    bool ascii, read_only, fake_time;
+    bool ascii, read_only, fake_time, mouse;
 
     struct tui_tree tree;
     int preset; /* of tui_presets; -1: an arrangement of its own */
@@ -78,6 +86,9 @@ struct tui {
     char filter[64];
     int candidate;       /* patches: the implementation that Enter would choose, counted from the current one */
     uint64_t plain_from; /* chat lines from here on were not on the plain terminal */
+
+    struct tui_hint hints[TUI_HINTS]; /* as drawn last */
+    int n_hints;
 
     enum tui_overlay overlay;
     int overlay_top, overlay_rows; /* rows: of what could be scrolled */
@@ -97,6 +108,7 @@ struct tui {
     bool answering;    /* what was written to the chat last is an answer */
     char action[192];  /* what the change that was sent is called */
     struct text_filter prints_filter;
+    struct buf clip; /* the part that was copied last */
 
     struct tui_decoder keys;
     bool prefix_cx, in_line;
@@ -104,6 +116,9 @@ struct tui {
     size_t n_waiting;
     int running; /* depth of commands that run: 1, or 2 inside an answer */
     bool frozen, dirty, repaint, toggle, quit, interrupt, prompt_hidden;
+    con_wait_fn plain_wait; /* what waited before the panels opened */
+    void *plain_wait_ctx;
+    bool (*desk)(struct tui *t, bool panels); /* open or close the panels at the terminal; NULL: this one has only panels */
     bool model_lost; /* it was said that the engine is gone */
     uint64_t fake_us, last_frame_us, next_tick_us, last_byte_us, last_interrupt_us;
     uint64_t key_us;                 /* when the first key came that no frame shows yet; 0: none */
@@ -131,8 +146,22 @@ void tui_config_read(struct tui *t, const struct opt_values *v);
 struct tui *tui_new(struct con *con, const struct tui_options *o);
 void tui_free(struct tui *t);
 
-/* Panels on this screen until the person leaves them; true: to go on as a plain console. line_open() was called. */
-bool tui_run(struct tui *t, struct tui_screen *screen);
+/* Begin and end to show panels on this screen. line_open() was called. */
+void tui_enter(struct tui *t, struct tui_screen *screen);
+void tui_leave(struct tui *t);
+
+/* Serve panels that were entered until the person leaves them; true: to go on as a plain console. They may have been left already then: the keys for
+ * that work while a command runs, which goes on in the plain console. */
+bool tui_run(struct tui *t);
+
+/* Open (or close) panels at once, while a command runs. What it writes goes there from now on, and what it waits for is waited for there. */
+void tui_switch(struct tui *t, bool panels);
+
+/* A line that was entered at the plain prompt, for the chat panel. */
+void tui_typed(struct tui *t, const char *line);
+
+/* A command of the plain console has ended; true: there are panels by now, which are to go on. */
+bool tui_took_over(struct tui *t);
 
 uint64_t tui_now_us(const struct tui *t);
 
@@ -148,8 +177,14 @@ void tui_say(struct tui *t, bool bad, const char *fmt, ...) __attribute__((forma
 /* Choose a theme by name. RS_EUSAGE: there is none of that name. */
 enum rs_result tui_set_theme(struct tui *t, const char *name, struct rs_error *err);
 
+/* Take clicks and wheel turns from the terminal, or leave them to its own selection. */
+void tui_set_mouse(struct tui *t, bool on);
+
 /* Choose an arrangement by preset or saved name, or by its text. RS_EUSAGE: neither. */
 enum rs_result tui_arrange(struct tui *t, const char *name, struct rs_error *err);
+
+/* Offer text to the terminal's clipboard (OSC 52: it works over any connection). What is too long for terminals is cut, and said so. */
+void tui_clip(struct tui *t, const char *text, size_t len);
 
 /* Keep the present arrangement under a name. */
 enum rs_result tui_keep_arrangement(struct tui *t, const char *name, struct rs_error *err);
@@ -170,6 +205,7 @@ void tui_draw_allreduce(struct tui *t, struct grid_rect r);
 void tui_draw_step(struct tui *t, struct grid_rect r);
 void tui_draw_ops(struct tui *t, struct grid_rect r);
 void tui_draw_patches(struct tui *t, struct grid_rect r);
+void tui_draw_requests(struct tui *t, struct grid_rect r);
 
 /* ---- tui_op.c: an op, opened ------------------------------------------------------------------------------------------------------------- */
 
@@ -201,6 +237,12 @@ void tui_list_fit(struct tui_list *l, int n, int h);
 /* The op that is selected; NULL: none. Borrowed from the last ledger. */
 const json_t *tui_selected_op(struct tui *t);
 
+/* The stream that is selected in Requests; 0: none. */
+json_int_t tui_selected_request(struct tui *t);
+
+/* tui_requests.c: the notebook's text: claims that no longer hold or were made under other patches first. A tui_custom_fn. */
+char *tui_notebook(struct con *con, void *ctx, int rows, int cols);
+
 /* The patch slot that is selected and the implementation that Enter would choose; false: none. */
 bool tui_selected_patch(struct tui *t, const char **slot, const char **from, const char **to);
 
@@ -210,6 +252,14 @@ unsigned tui_context(const struct tui *t, bool below);
 /* ---- tui_input.c: keys ------------------------------------------------------------------------------------------------------------------ */
 
 void tui_input_key(struct tui *t, const struct tui_key *k);
+
+/* tui_mouse.c: a click or a turn of the wheel; what it hit decides. */
+void tui_mouse_key(struct tui *t, const struct tui_key *k);
+
+/* For the mouse: focus a panel (or TUI_PROMPT), scroll one, do what a key does. */
+void tui_input_focus(struct tui *t, int panel);
+void tui_input_scroll(struct tui *t, int panel, int rows);
+void tui_input_act(struct tui *t, const struct tui_binding *b);
 
 /* Bytes that came; decodes and acts. */
 void tui_input_bytes(struct tui *t, const char *bytes, size_t n);

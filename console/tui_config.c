@@ -16,7 +16,7 @@
 /* The commands that may stand there: they are about the console itself, not about a model. */
 static const struct {
     const char *name, *option; /* of the command line, which counts more */
-} s_allowed[] = {{"bind", NULL}, {"theme", "theme"}, {"layout", "layout"}};
+} s_allowed[] = {{"bind", NULL}, {"set", NULL}, {"theme", "theme"}, {"layout", "layout"}};
 
 /* Keep only what goes wrong: a binding that works needs no word at every start. */
 static void drop(struct out *o, enum out_role role, const char *text, size_t len)
@@ -44,11 +44,13 @@ static enum rs_result run_line(struct tui *t, char *line, const struct opt_value
         if (s_allowed[i].option != NULL && opt_set(v, s_allowed[i].option))
             return RS_OK;
         const struct rcmd_entry *e = rcmd_find(line, err);
+        if (strcmp(line, "set") == 0 && strncmp(args, "mouse", 5) != 0)
+            return fail_set(err, RS_EUSAGE, "only the mouse is set here; engines are started with --set");
         if (!text_valid(args, strlen(args), &bad))
             return fail_set(err, RS_EUSAGE, "not UTF-8 text");
         return *args == '\0' ? rcmd_usage(e, err) : e->exec(e, t->con, args, err);
     }
-    return fail_set(err, RS_EUSAGE, "'%s' is not one of bind, layout, theme", line);
+    return fail_set(err, RS_EUSAGE, "'%s' is not one of bind, layout, set, theme", line);
 }
 
 void tui_config_read(struct tui *t, const struct opt_values *v)

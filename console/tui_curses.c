@@ -19,6 +19,8 @@
 
 #define PASTE_ON "\033[?2004h"
 #define PASTE_OFF "\033[?2004l"
+#define MOUSE_ON "\033[?1000h\033[?1006h"
+#define MOUSE_OFF "\033[?1006l\033[?1000l"
 
 struct curses_screen {
     struct tui_screen screen;
@@ -29,7 +31,8 @@ struct curses_screen {
     struct grid old; /* what was written last */
     attr_t attr[ROLE_COUNT];
     short pair[ROLE_COUNT], selected_pair[ROLE_COUNT], match_pair;
-    bool bare; /* the terminal has no colours */
+    bool bare;  /* the terminal has no colours */
+    bool mouse; /* it tells about clicks */
 };
 
 /* ---- looks --------------------------------------------------------------------------------------------------------------------------- */
@@ -169,6 +172,14 @@ static void curses_send(struct tui_screen *screen, const char *bytes, size_t n)
     write_tty((struct curses_screen *)screen, bytes, n);
 }
 
+static void curses_mouse(struct tui_screen *screen, bool on)
+{
+    struct curses_screen *s = (struct curses_screen *)screen;
+    if (on != s->mouse)
+        write_tty(s, on ? MOUSE_ON : MOUSE_OFF, on ? sizeof MOUSE_ON - 1 : sizeof MOUSE_OFF - 1);
+    s->mouse = on;
+}
+
 /* Keys one by one and without echo; Ctrl-C and Ctrl-Z as signals, Ctrl-S and Ctrl-Q as keys. */
 static void set_modes(void)
 {
@@ -191,7 +202,7 @@ static void add_string(char *to, size_t size, const char *s)
 /* What leaves the display on the way out of a crash, from the terminal's own description. */
 static void keep_escape(void)
 {
-    char bytes[256] = "";
+    char bytes[256] = MOUSE_OFF PASTE_OFF;
     add_string(bytes, sizeof bytes, tigetstr("sgr0"));
     add_string(bytes, sizeof bytes, tigetstr("cnorm"));
     add_string(bytes, sizeof bytes, tigetstr("rmcup"));
@@ -234,6 +245,8 @@ static void curses_suspend(struct tui_screen *screen)
 {
     struct curses_screen *s = (struct curses_screen *)screen;
     write_tty(s, PASTE_OFF, sizeof PASTE_OFF - 1);
+    if (s->mouse)
+        write_tty(s, MOUSE_OFF, sizeof MOUSE_OFF - 1);
     curs_set(1);
     endwin();
 }
@@ -244,6 +257,8 @@ static void curses_resume(struct tui_screen *screen)
     reset_prog_mode();
     set_modes();
     write_tty(s, PASTE_ON, sizeof PASTE_ON - 1);
+    if (s->mouse)
+        write_tty(s, MOUSE_ON, sizeof MOUSE_ON - 1);
     grid_fini(&s->old);
 }
 
@@ -262,7 +277,7 @@ static struct tui_screen *give_up(struct curses_screen *s)
 struct tui_screen *tui_curses_open(const struct tui_theme *theme, const char **why)
 {
     struct curses_screen *s = xcalloc(1, sizeof *s);
-    s->screen = (struct tui_screen){curses_size, curses_show, curses_suspend, curses_resume, curses_send, curses_theme, STDIN_FILENO, -1};
+    s->screen = (struct tui_screen){curses_size, curses_show, curses_suspend, curses_resume, curses_send, curses_theme, curses_mouse, STDIN_FILENO, -1};
     s->out = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
     s->err = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
     int tty = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);

@@ -34,7 +34,7 @@ static struct panel *find(const char *name)
 
 static struct panel *place(void)
 {
-    for (int i = 0; i < TUI_CUSTOMS; i++)
+    for (int i = 1; i < TUI_CUSTOMS; i++)
         if (s_panels[i].name == NULL)
             return &s_panels[i];
     return NULL;
@@ -64,7 +64,7 @@ enum rs_result tui_custom_add(const struct tui_custom *c, struct rs_error *err)
     if (p == NULL && tui_panel_find(c->name) >= 0)
         return fail_set(err, RS_EUSAGE, "%s is a panel of the program", c->name);
     if (p == NULL && (p = place()) == NULL)
-        return fail_set(err, RS_ESTATE, "there are %d panels of scripts already", TUI_CUSTOMS);
+        return fail_set(err, RS_ESTATE, "there are %d panels of scripts already", TUI_CUSTOMS - 1);
     drop(p);
     if (p->name == NULL)
         p->name = xstrdup(c->name);
@@ -133,6 +133,12 @@ const char *tui_custom_title(int i)
     return s_panels[i].title;
 }
 
+void tui_custom_notebook(tui_custom_fn fn, unsigned every_ms)
+{
+    s_panels[0].fn = fn;
+    s_panels[0].every_us = 1000 * (uint64_t)every_ms;
+}
+
 /* Draw rows from `top` on, or only count when g is NULL. */
 static int rows(const char *text, struct grid *g, const struct grid_rect *r, bool ascii, int top)
 {
@@ -168,7 +174,7 @@ int tui_custom_draw(int i, struct grid *g, const struct grid_rect *r, int *top)
 
 uint64_t tui_custom_due(int i)
 {
-    return s_panels[i].name != NULL && s_panels[i].fn != NULL ? s_panels[i].next_us : UINT64_MAX;
+    return s_panels[i].fn != NULL ? s_panels[i].next_us : UINT64_MAX;
 }
 
 void tui_custom_ask(int i, struct con *con, uint64_t now_us, int h, int w)

@@ -13,7 +13,7 @@
 
 #include "engine/rankscope.h"
 
-#define TUI_CUSTOMS 8 /* at most so many at a time */
+#define TUI_CUSTOMS 9 /* at most so many at a time; the first is the console's own notebook */
 
 struct con;
 struct grid;
@@ -51,6 +51,9 @@ void tui_custom_clear(void);
 /* Of the i-th place; NULL: it is free. */
 const char *tui_custom_name(int i);
 const char *tui_custom_title(int i);
+
+/* Who fills the notebook, the first place. */
+void tui_custom_notebook(tui_custom_fn fn, unsigned every_ms);
 
 /* Draw it, from *top on (which is put in range); returns how many rows there are. */
 int tui_custom_draw(int i, struct grid *g, const struct grid_rect *r, int *top);

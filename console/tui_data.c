@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "console/js.h"
-#include "console/tui_plot.h"
 
 #define VALUES 8 /* of a tensor, to show */
 
@@ -20,6 +19,7 @@ static const struct {
     [TUI_ASK_LEDGER] = {"ledger", 1000}, [TUI_ASK_PATCHES] = {"patch.list", 2000},
     [TUI_ASK_PROGRAM] = {"program", 0},  [TUI_ASK_PROBE] = {"probe.read", 0},
     [TUI_ASK_BREAKS] = {"break.list", 1000}, [TUI_ASK_TAPS] = {"probe.list", 1000},
+    [TUI_ASK_REQUESTS] = {"requests", 500},
     [TUI_ASK_TENSOR] = {"tensor.read", 0},   [TUI_ASK_ACTION] = {NULL, 0},
 };
 
@@ -42,9 +42,6 @@ void tui_data_reset(struct tui_data *d)
     d->tok_per_s.n = d->step_ms.n = 0;
     for (int r = 0; r < RS_MAX_RANKS; r++)
         d->allreduce_us[r].n = 0;
-    memset(d->bins, 0, sizeof d->bins);
-    d->binned = 0;
-    d->seen_step = 0;
 }
 
 static void push(struct tui_series *s, double x)
@@ -81,20 +78,6 @@ double tui_data_wait_share(const struct rs_rank_snapshot *r)
 {
     double all = r->busy_us + r->ar_wait_us + r->ar_transfer_us;
     return all > 0 ? r->ar_wait_us / all : NAN;
-}
-
-static void take_step(struct tui_data *d)
-{
-    const struct rs_snapshot *s = &d->snap;
-    if (s->step == d->seen_step)
-        return;
-    d->seen_step = s->step;
-    d->binned++;
-    for (uint32_t r = 0; r < s->n_ranks; r++) {
-        double x = allreduce_us(s, r);
-        if (isfinite(x))
-            d->bins[r][tui_plot_bin(x, TUI_BIN_LO_US, TUI_BIN_HI_US, TUI_BINS)]++;
-    }
 }
 
 static void take_sample(struct tui_data *d)
@@ -146,7 +129,6 @@ bool tui_data_tick(struct tui_data *d, uint64_t now_us, uint64_t *next_us)
     d->have = true;
     if (d->snap.n_ranks != ranks || d->snap.step < step)
         tui_data_reset(d);
-    take_step(d);
     if (now_us >= d->next_sample_us) {
         take_sample(d);
         d->next_sample_us = now_us + TUI_SAMPLE_MS * 1000;

@@ -9,9 +9,6 @@
 
 #define TUI_SERIES 512 /* samples of a history: two minutes at 4 a second */
 #define TUI_SAMPLE_MS 250
-#define TUI_BINS 60 /* of a histogram of all-reduce times, 12 for each power of ten */
-#define TUI_BIN_LO_US 0.1
-#define TUI_BIN_HI_US 10000.0
 
 struct tui_series {
     float v[TUI_SERIES]; /* the newest last */
@@ -27,6 +24,7 @@ enum tui_ask {
     TUI_ASK_PROBE,
     TUI_ASK_BREAKS,
     TUI_ASK_TAPS,
+    TUI_ASK_REQUESTS,
     TUI_ASK_TENSOR, /* the reply gets the first values of the blob as "values" */
     TUI_ASK_ACTION,
     TUI_ASKS
@@ -45,9 +43,8 @@ struct tui_data {
     const struct rs_engine *engine; /* whose figures these are */
     bool have;                      /* a model is open */
     struct rs_snapshot snap;
-    uint64_t seen_step, seen_generation, next_sample_us;
+    uint64_t seen_generation, next_sample_us;
     struct tui_series tok_per_s, step_ms, allreduce_us[RS_MAX_RANKS];
-    uint32_t bins[RS_MAX_RANKS][TUI_BINS], binned; /* steps by their mean all-reduce time */
     struct tui_asked asked[TUI_ASKS];
     bool wanted[TUI_ASKS];
 };

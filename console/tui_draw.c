@@ -186,7 +186,7 @@ static void draw_frame(struct tui *t, int panel)
         grid_char(g, r->y + r->h - 1, r->x + r->w - 1, role, l->se);
     }
     char number[8] = "";
-    if (panel < TUI_CUSTOM) /* the others have no key */
+    if (panel < TUI_NUMBERED) /* the others have no key */
         snprintf(number, sizeof number, "%d ", panel + 1);
     grid_printf(g, r->y, r->x + 2, r->w - 3, title, focus ? "[%s%s]" : " %s%s ", number, tui_panel_title(panel));
 }
@@ -207,7 +207,9 @@ static void draw_panel(struct tui *t, int panel)
     switch ((enum tui_panel)panel) {
     case TUI_CHAT:
         tui_text_draw(&t->chat, &t->grid, r, ROLE_NOTE);
-        if (t->chat.fold)
+        if (t->chat.copy.on)
+            draw_corner(t, panel, ROLE_CHANGED, t->chat.copy.marked ? " selecting " : " select ");
+        else if (t->chat.fold)
             draw_corner(t, panel, ROLE_DIM, " folded ");
         if (t->chat.n == 0)
             grid_str(&t->grid, r.y, r.x, r.w, ROLE_DIM,
@@ -222,6 +224,7 @@ static void draw_panel(struct tui *t, int panel)
             draw_corner(t, panel, ROLE_CHANGED, " filtered ");
         break;
     case TUI_PATCHES: tui_draw_patches(t, r); break;
+    case TUI_REQUESTS: tui_draw_requests(t, r); break;
     case TUI_LOG: tui_text_draw(&t->log, &t->grid, r, ROLE_NOTE); break;
     default: t->lists[panel].n = tui_custom_draw(panel - TUI_CUSTOM, &t->grid, &r, &t->lists[panel].top); break;
     }
@@ -290,7 +293,7 @@ static void draw_rule(struct tui *t, struct grid_rect r)
         grid_char(g, r.y, x, role, lines_of(t)->h);
     int x = 2 + grid_str(g, r.y, 2, 12, focus ? ROLE_TITLE_FOCUS : ROLE_TITLE, focus ? "[Input]" : " Input ");
     if (t->progress != NULL)
-        x += grid_printf(g, r.y, x + 1, r.w - x - 3, ROLE_CHANGED, " %s ", t->progress) + 1;
+        x += grid_printf(g, r.y, x + 1, r.w - x - 3, ROLE_CHANGED, " %s, Escape gives up ", t->progress) + 1;
     else if (con->stopped != NULL)
         x += grid_str(g, r.y, x + 1, r.w - x - 3, ROLE_WARN, " the engine is held; F7 one op, F6 next layer, F5 on ") + 1;
     else if (con->answer.running)
@@ -346,6 +349,7 @@ static void draw_hint(struct tui *t, int *y, int *x)
     struct grid_rect r = t->layout.hint;
     struct grid *g = &t->grid;
     int at = 1;
+    t->n_hints = 0;
     if (t->asking != TUI_ASKING_NOTHING) {
         at += grid_str(g, r.y, at, r.w - at, ROLE_KEY, t->asking == TUI_ASKING_FILTER ? "show only: " : "search: ");
         at += grid_str(g, r.y, at, r.w - at - 1, ROLE_TEXT, t->asked);
@@ -366,6 +370,8 @@ static void draw_hint(struct tui *t, int *y, int *x)
     for (const struct tui_binding *b = tui_keymap; b->key != NULL; b++) {
         if (!has_hint(t, b) || at + hint_columns(b) > room - (b->action == TUI_DO_HELP ? 0 : help))
             continue;
+        if (t->n_hints < TUI_HINTS)
+            t->hints[t->n_hints++] = (struct tui_hint){b, at, at + hint_columns(b) - 2};
         at += grid_str(g, r.y, at, r.w - at, ROLE_KEY, b->key) + 1;
         at += grid_str(g, r.y, at, r.w - at, ROLE_HINT, b->hint) + 2;
     }
@@ -447,7 +453,7 @@ static void help_added(struct tui *t, struct grid_rect r, int *row)
 /* The place that keys go to first, then the rest. */
 static void draw_help(struct tui *t)
 {
-    static const unsigned places[] = {TUI_HELD, TUI_IN_OP, TUI_IN_CHAT, TUI_IN_TEXT, TUI_IN_OPS, TUI_IN_PATCHES, TUI_IN_PROMPT, TUI_IN_PANEL, TUI_ANYWHERE, TUI_IN_OVERLAY};
+    static const unsigned places[] = {TUI_HELD, TUI_IN_OP, TUI_IN_COPY, TUI_IN_CHAT, TUI_IN_TEXT, TUI_IN_OPS, TUI_IN_PATCHES, TUI_IN_REQUESTS, TUI_IN_PROMPT, TUI_IN_PANEL, TUI_ANYWHERE, TUI_IN_OVERLAY};
     const size_t n = sizeof places / sizeof places[0];
     unsigned here = tui_context(t, true);
     struct grid_rect r = window(t, 100, 84, "Keys");
@@ -520,6 +526,7 @@ static void want(struct tui *t)
     t->data.wanted[TUI_ASK_ALLREDUCE] =
         shown[TUI_ALLREDUCE] || (shown[TUI_RANKS] && t->data.have && !isfinite(t->data.snap.rank[0].ar_p50_us));
     t->data.wanted[TUI_ASK_LEDGER] = shown[TUI_OPS] || t->overlay == TUI_OVERLAY_OP;
+    t->data.wanted[TUI_ASK_REQUESTS] = shown[TUI_REQUESTS];
     t->data.wanted[TUI_ASK_BREAKS] = t->data.wanted[TUI_ASK_TAPS] = shown[TUI_OPS] || t->overlay == TUI_OVERLAY_OP;
     t->data.wanted[TUI_ASK_PATCHES] = shown[TUI_PATCHES] || shown[TUI_ALLREDUCE];
 }
@@ -554,6 +561,11 @@ void tui_draw(struct tui *t, int *y, int *x)
         if (t->layout.shown[i])
             draw_panel(t, i);
     draw_prompt(t, y, x);
+    const struct tui_text *text = t->focus == TUI_CHAT ? &t->chat : t->focus == TUI_LOG ? &t->log : NULL;
+    if (text != NULL && text->copy.on && text->copy.y >= 0 && t->overlay == TUI_OVERLAY_NONE) {
+        *y = text->copy.y;
+        *x = text->copy.x;
+    }
     draw_hint(t, y, x);
     draw_overlay(t);
 }

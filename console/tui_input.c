@@ -16,10 +16,12 @@
 unsigned tui_context(const struct tui *t, bool below)
 {
     static const unsigned panels[TUI_CUSTOM] = {TUI_IN_CHAT, TUI_IN_RANKS,   TUI_IN_ALLREDUCE, TUI_IN_STEP,
-                                                TUI_IN_OPS,  TUI_IN_PATCHES, TUI_IN_LOG};
+                                                TUI_IN_OPS,  TUI_IN_PATCHES, TUI_IN_LOG,       TUI_IN_REQUESTS};
     unsigned held = t->con->stopped != NULL ? TUI_HELD : 0;
     if (t->overlay != TUI_OVERLAY_NONE && !below)
         return t->overlay == TUI_OVERLAY_OP ? TUI_IN_OVERLAY | TUI_IN_OP | held : TUI_IN_OVERLAY;
+    if (t->focus == TUI_CHAT || t->focus == TUI_LOG)
+        held |= (t->focus == TUI_LOG ? &t->log : &t->chat)->copy.on ? TUI_IN_COPY : 0;
     return t->focus == TUI_PROMPT ? TUI_IN_PROMPT : held | (t->focus >= TUI_CUSTOM ? TUI_IN_CUSTOM : panels[t->focus]);
 }
 
@@ -68,9 +70,9 @@ static struct tui_text *text_of(struct tui *t)
     return t->focus == TUI_LOG ? &t->log : &t->chat;
 }
 
-static void move_list(struct tui *t, int by)
+static void move_list(struct tui *t, int panel, int by)
 {
-    struct tui_list *l = &t->lists[t->focus];
+    struct tui_list *l = &t->lists[panel];
     l->selected += by;
     if (l->selected >= l->n)
         l->selected = l->n - 1;
@@ -79,19 +81,33 @@ static void move_list(struct tui *t, int by)
     t->candidate = 1;
 }
 
-static void move(struct tui *t, int rows)
+void tui_input_scroll(struct tui *t, int panel, int rows)
 {
+    struct tui_text *text = panel == TUI_LOG ? &t->log : &t->chat;
     if (t->overlay != TUI_OVERLAY_NONE) {
         int last = t->overlay_rows > 0 ? t->overlay_rows : 0;
         t->overlay_top += rows;
         t->overlay_top = t->overlay_top < 0 ? 0 : t->overlay_top > last ? last : t->overlay_top;
-    } else if (t->focus == TUI_PROMPT || t->focus == TUI_CHAT || t->focus == TUI_LOG) {
-        tui_text_scroll(text_of(t), rows);
-    } else if (t->focus >= TUI_CUSTOM) {
-        t->lists[t->focus].top += rows; /* put in range when it is drawn */
+    } else if (panel == TUI_PROMPT || panel == TUI_CHAT || panel == TUI_LOG) {
+        if (text->copy.on)
+            tui_copy_rows(text, rows);
+        else
+            tui_text_scroll(text, rows);
+    } else if (panel >= TUI_CUSTOM) {
+        t->lists[panel].top += rows; /* put in range when it is drawn */
     } else {
-        move_list(t, rows);
+        move_list(t, panel, rows);
     }
+}
+
+static void move(struct tui *t, int rows)
+{
+    tui_input_scroll(t, t->focus, rows);
+}
+
+void tui_input_focus(struct tui *t, int panel)
+{
+    focus(t, panel);
 }
 
 static int page(const struct tui *t)
@@ -106,7 +122,9 @@ static void move_far(struct tui *t, bool end)
 {
     struct tui_text *text = text_of(t);
     if (t->overlay == TUI_OVERLAY_NONE && (t->focus == TUI_CHAT || t->focus == TUI_LOG)) {
-        if (end)
+        if (text->copy.on)
+            tui_copy_far(text, end ? 1 : -1);
+        else if (end)
             tui_text_end(text);
         else
             tui_text_home(text);
@@ -132,6 +150,8 @@ static void asked(struct tui *t)
         size_t n = tui_text_find(text_of(t), t->asked);
         if (t->asked[0] != '\0')
             tui_say(t, n == 0, "%zu line%s with '%s'", n, n == 1 ? "" : "s", t->asked);
+        if (n > 0 && text_of(t)->copy.on)
+            tui_copy_found(text_of(t));
     }
     t->asking = TUI_ASKING_NOTHING;
 }
@@ -156,36 +176,42 @@ static void key_while_asking(struct tui *t, const struct tui_key *k)
 
 /* ---- copying ------------------------------------------------------------------------------------------------------------------------- */
 
-static void base64(const char *text, size_t len, struct buf *out)
-{
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    for (size_t i = 0; i < len; i += 3) {
-        uint32_t v = (uint32_t)(unsigned char)text[i] << 16;
-        v |= i + 1 < len ? (uint32_t)(unsigned char)text[i + 1] << 8 : 0;
-        v |= i + 2 < len ? (unsigned char)text[i + 2] : 0;
-        buf_char(out, digits[v >> 18]);
-        buf_char(out, digits[v >> 12 & 63]);
-        buf_char(out, i + 1 < len ? digits[v >> 6 & 63] : '=');
-        buf_char(out, i + 2 < len ? digits[v & 63] : '=');
-    }
-}
-
-/* The last answer, by way of OSC 52: the terminal puts it on the clipboard, also at the far end of a connection. */
 static void copy(struct tui *t)
 {
     const struct buf *text = &t->con->answer.text;
-    size_t len = text->len < 74000 ? text->len : 74000; /* terminals take about 100,000 bytes of base64 */
-    struct buf b = {0};
-    if (len == 0) {
+    if (text->len == 0)
         tui_say(t, true, "there is no answer yet");
+    else
+        tui_clip(t, text->text, text->len);
+}
+
+static void copy_take(struct tui *t)
+{
+    struct buf b = {0};
+    tui_copy_take(text_of(t), &b);
+    tui_clip(t, b.text != NULL ? b.text : "", b.len);
+    buf_fini(&t->clip);
+    t->clip = b;
+    tui_copy_end(text_of(t));
+}
+
+static void act_on_copy(struct tui *t, const struct tui_binding *b)
+{
+    struct tui_text *text = text_of(t);
+    if (!text->copy.on && b->action != TUI_DO_SELECT)
         return;
+    switch (b->action) {
+    case TUI_DO_SELECT:
+        if (!tui_copy_begin(text))
+            tui_say(t, true, "there is nothing to copy yet");
+        break;
+    case TUI_DO_SELECT_CHAR: tui_copy_chars(text, b->arg); break;
+    case TUI_DO_SELECT_WORD: tui_copy_words(text, b->arg); break;
+    case TUI_DO_SELECT_EDGE: tui_copy_edge(text, b->arg); break;
+    case TUI_DO_SELECT_MARK: tui_copy_mark(text, b->arg != 0); break;
+    case TUI_DO_SELECT_TAKE: copy_take(t); break;
+    default: tui_copy_end(text); break;
     }
-    buf_str(&b, "\033]52;c;");
-    base64(text->text, len, &b);
-    buf_char(&b, '\a');
-    t->screen->send(t->screen, b.text, b.len);
-    buf_fini(&b);
-    tui_say(t, false, "%zu bytes offered to the clipboard%s", len, len < text->len ? " (cut)" : "");
 }
 
 /* ---- changing things ----------------------------------------------------------------------------------------------------------------- */
@@ -266,6 +292,17 @@ static void breakpoint(struct tui *t)
     snprintf(t->action, sizeof t->action, b != NULL ? "no breakpoint at %s" : "breakpoint at %s", site);
     send_action(t, b != NULL ? "break.del" : "break.add",
                 b != NULL ? json_pack("{s:I}", "id", js_int(b, "id", 0)) : json_pack("{s:s}", "site", site));
+}
+
+static void stop_request(struct tui *t)
+{
+    json_int_t stream = tui_selected_request(t);
+    if (stream == 0) {
+        tui_say(t, true, "no request is selected");
+        return;
+    }
+    snprintf(t->action, sizeof t->action, "stop request %lld", (long long)stream);
+    send_action(t, "cancel", json_pack("{s:I}", "stream", stream));
 }
 
 static void go_on(struct con *con, void *ctx)
@@ -354,9 +391,9 @@ static void act(struct tui *t, const struct tui_binding *b)
         break;
     case TUI_DO_CLOSE: t->overlay = TUI_OVERLAY_NONE; break;
     case TUI_DO_TOGGLE:
-        t->toggle = t->script == NULL && !t->read_only;
-        if (t->running > 0)
-            tui_say(t, false, "the plain console comes when this has ended (Ctrl-C stops it)");
+        t->toggle = t->desk != NULL;
+        if (!t->toggle)
+            tui_say(t, true, "there are only panels here");
         break;
     case TUI_DO_PROMPT: focus(t, TUI_PROMPT); break;
     case TUI_DO_COMMAND:
@@ -377,12 +414,22 @@ static void act(struct tui *t, const struct tui_binding *b)
     case TUI_DO_PREVIOUS_MATCH:
         if (!tui_text_next(text_of(t), b->arg))
             tui_say(t, true, "nothing is searched for, or nothing matches");
+        else if (text_of(t)->copy.on)
+            tui_copy_found(text_of(t));
         break;
     case TUI_DO_COPY: copy(t); break;
+    case TUI_DO_SELECT:
+    case TUI_DO_SELECT_CHAR:
+    case TUI_DO_SELECT_WORD:
+    case TUI_DO_SELECT_EDGE:
+    case TUI_DO_SELECT_MARK:
+    case TUI_DO_SELECT_TAKE:
+    case TUI_DO_SELECT_END: act_on_copy(t, b); break;
     case TUI_DO_OPEN_OP: tui_op_open(t); break;
     case TUI_DO_TAP: tap(t); break;
     case TUI_DO_BREAK: breakpoint(t); break;
     case TUI_DO_GO: go(t, b->arg); break;
+    case TUI_DO_STOP_REQUEST: stop_request(t); break;
     case TUI_DO_SORT: t->order = (t->order + 1) % TUI_OPS_ORDERS; break;
     case TUI_DO_OTHER_IMPL: t->candidate += b->arg; break;
     case TUI_DO_SWAP: swap(t); break;
@@ -393,6 +440,11 @@ static void act(struct tui *t, const struct tui_binding *b)
         break;
     default: act_on_screen(t, b->action); break;
     }
+}
+
+void tui_input_act(struct tui *t, const struct tui_binding *b)
+{
+    act(t, b);
 }
 
 /* ---- the line of input --------------------------------------------------------------------------------------------------------------- */
@@ -409,7 +461,7 @@ static void type(struct tui *t, const char *bytes, size_t n)
     }
     t->in_line = false;
     if (s == LINE_TOGGLE) /* bound to other keys by the person */
-        t->toggle = t->script == NULL;
+        t->toggle = t->desk != NULL;
     if (s == LINE_EOF && t->running > 0 && !t->quit) {
         tui_say(t, false, "something still runs; Ctrl-D again leaves all the same");
         t->quit = t->last_interrupt_us != 0 && tui_now_us(t) - t->last_interrupt_us < 2000000;
@@ -446,12 +498,17 @@ void tui_input_key(struct tui *t, const struct tui_key *k)
             line_insert(text->text);
         return;
     }
-    if (k->code == TUI_KEY_WHEEL) {
-        move(t, 3 * k->arg);
+    if (k->code == TUI_KEY_WHEEL || k->code == TUI_KEY_CLICK) {
+        if (t->mouse)
+            tui_mouse_key(t, k);
         return;
     }
     if (k->mods == TUI_CTRL && k->code == 'c') { /* from a script; a terminal sends a signal */
         t->interrupt = true;
+        return;
+    }
+    if (k->code == TUI_KEY_ESCAPE && t->progress != NULL && t->overlay == TUI_OVERLAY_NONE && t->asking == TUI_ASKING_NOTHING) {
+        t->interrupt = true; /* what loads can be given up */
         return;
     }
     if (t->asking != TUI_ASKING_NOTHING) {

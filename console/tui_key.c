@@ -122,7 +122,7 @@ const char *tui_key_name(const struct tui_key *k, char buf[24])
     else if (k->code < TUI_KEY_NONE)
         grid_utf8(&b, k->code);
     else
-        buf_str(&b, k->code == TUI_KEY_PASTE ? "paste" : k->code == TUI_KEY_WHEEL ? "wheel" : "?");
+        buf_str(&b, k->code == TUI_KEY_PASTE ? "paste" : k->code == TUI_KEY_WHEEL ? "wheel" : k->code == TUI_KEY_CLICK ? "click" : "?");
     snprintf(buf, 24, "%s", b.text);
     buf_fini(&b);
     return buf;
@@ -174,12 +174,13 @@ static void csi_key(struct tui_key *k, const int *args, int n_args, char final)
     }
 }
 
-/* "CSI < button ; x ; y M": only wheel turns mean something. */
+/* "CSI < button ; x ; y M": wheel turns and the left button mean something. */
 static void mouse_key(struct tui_key *k, const int *args, int n_args)
 {
-    if (n_args != 3 || (args[0] & ~1) != 64)
+    bool wheel = (args[0] & ~1) == 64;
+    if (n_args != 3 || (!wheel && args[0] != 0))
         return;
-    k->code = TUI_KEY_WHEEL;
+    k->code = wheel ? TUI_KEY_WHEEL : TUI_KEY_CLICK;
     k->arg = args[0] & 1 ? 1 : -1;
     k->x = args[1] - 1;
     k->y = args[2] - 1;

@@ -33,6 +33,7 @@ enum tui_key_code {
     TUI_KEY_F12 = TUI_KEY_F1 + 11,
     TUI_KEY_PASTE,   /* the text is in the decoder */
     TUI_KEY_WHEEL,   /* arg: +1 down, -1 up; y, x: where */
+    TUI_KEY_CLICK,   /* the left button went down; y, x: where */
     TUI_KEY_UNKNOWN, /* a sequence that means nothing here */
 };
 

@@ -26,6 +26,25 @@ const struct tui_binding tui_keymap[] = {
     {TUI_HELD, "n", TUI_DO_GO, 1, "run to the first op of the next layer", "next"},
     {TUI_HELD, "c", TUI_DO_GO, 2, "run on", "continue"},
 
+    {TUI_IN_COPY, "Space", TUI_DO_SELECT_MARK, 0, "the part begins here (V: whole lines)", "begin"},
+    {TUI_IN_COPY, "v", TUI_DO_SELECT_MARK, 0, NULL, NULL},
+    {TUI_IN_COPY, "V", TUI_DO_SELECT_MARK, 1, NULL, NULL},
+    {TUI_IN_COPY, "Enter", TUI_DO_SELECT_TAKE, 0, "copy it to the clipboard of the terminal", "copy"},
+    {TUI_IN_COPY, "y", TUI_DO_SELECT_TAKE, 0, NULL, NULL},
+    {TUI_IN_COPY, "Right", TUI_DO_SELECT_CHAR, 1, "a character on and back", NULL},
+    {TUI_IN_COPY, "l", TUI_DO_SELECT_CHAR, 1, NULL, NULL},
+    {TUI_IN_COPY, "Left", TUI_DO_SELECT_CHAR, -1, NULL, NULL},
+    {TUI_IN_COPY, "h", TUI_DO_SELECT_CHAR, -1, NULL, NULL},
+    {TUI_IN_COPY, "w", TUI_DO_SELECT_WORD, 1, "a word on and back", NULL},
+    {TUI_IN_COPY, "b", TUI_DO_SELECT_WORD, -1, NULL, NULL},
+    {TUI_IN_COPY, "Home", TUI_DO_SELECT_EDGE, -1, "to the beginning and end of the line", NULL},
+    {TUI_IN_COPY, "0", TUI_DO_SELECT_EDGE, -1, NULL, NULL},
+    {TUI_IN_COPY, "End", TUI_DO_SELECT_EDGE, 1, NULL, NULL},
+    {TUI_IN_COPY, "$", TUI_DO_SELECT_EDGE, 1, NULL, NULL},
+    {TUI_IN_COPY, "Escape", TUI_DO_SELECT_END, 0, "leave it", "leave"},
+    {TUI_IN_COPY, "q", TUI_DO_SELECT_END, 0, NULL, NULL},
+
+    {TUI_IN_TEXT, "v", TUI_DO_SELECT, 0, "choose a part to copy", "select"},
     {TUI_IN_CHAT, "f", TUI_DO_FOLD, 0, "fold or unfold what was thought", "fold"},
     {TUI_IN_CHAT, "y", TUI_DO_COPY, 0, "copy the last answer to the clipboard of the terminal", "copy"},
     {TUI_IN_TEXT, "/", TUI_DO_SEARCH, 0, "search", "search"},
@@ -42,6 +61,8 @@ const struct tui_binding tui_keymap[] = {
     {TUI_IN_PATCHES, "h", TUI_DO_OTHER_IMPL, -1, NULL, NULL},
     {TUI_IN_PATCHES, "Enter", TUI_DO_SWAP, 0, "swap it in, live", "swap"},
     {TUI_IN_PATCHES, "r", TUI_DO_REVERT, 0, "go back one generation", "revert"},
+
+    {TUI_IN_REQUESTS, "x", TUI_DO_STOP_REQUEST, 0, "stop the request that is selected", "stop"},
 
     {TUI_IN_PANEL, "Down", TUI_DO_MOVE, 1, "down and up", NULL},
     {TUI_IN_PANEL, "j", TUI_DO_MOVE, 1, NULL, NULL},
@@ -65,6 +86,8 @@ const struct tui_binding tui_keymap[] = {
     {TUI_IN_PANEL, "5", TUI_DO_PANEL, 5, NULL, NULL},
     {TUI_IN_PANEL, "6", TUI_DO_PANEL, 6, NULL, NULL},
     {TUI_IN_PANEL, "7", TUI_DO_PANEL, 7, NULL, NULL},
+    {TUI_IN_PANEL, "8", TUI_DO_PANEL, 8, NULL, NULL},
+    {TUI_IN_PANEL, "9", TUI_DO_PANEL, 9, NULL, NULL},
     {TUI_IN_PANEL, "z", TUI_DO_ZOOM, 0, "this panel alone, and back", "zoom"},
     {TUI_IN_PANEL, "+", TUI_DO_GROW, 0, "make the panel larger or smaller", NULL},
     {TUI_IN_PANEL, "-", TUI_DO_SHRINK, 0, NULL, NULL},
@@ -94,6 +117,8 @@ const struct tui_binding tui_keymap[] = {
     {TUI_ANYWHERE, "M-5", TUI_DO_PANEL, 5, NULL, NULL},
     {TUI_ANYWHERE, "M-6", TUI_DO_PANEL, 6, NULL, NULL},
     {TUI_ANYWHERE, "M-7", TUI_DO_PANEL, 7, NULL, NULL},
+    {TUI_ANYWHERE, "M-8", TUI_DO_PANEL, 8, NULL, NULL},
+    {TUI_ANYWHERE, "M-9", TUI_DO_PANEL, 9, NULL, NULL},
     {0, NULL, TUI_DO_NOTHING, 0, NULL, NULL},
 };
 
@@ -101,6 +126,7 @@ const char *tui_keymap_where(unsigned where)
 {
     switch (where) {
     case TUI_IN_OVERLAY: return "in a window like this";
+    case TUI_IN_COPY: return "while a part is chosen to copy";
     case TUI_IN_OP: return "in an op that is open";
     case TUI_HELD: return "in panels, while the engine is stopped";
     case TUI_IN_CHAT: return "in Chat";
@@ -109,7 +135,8 @@ const char *tui_keymap_where(unsigned where)
     case TUI_IN_RANKS: return "in Ranks";
     case TUI_IN_ALLREDUCE: return "in All-reduce";
     case TUI_IN_STEP: return "in Step";
-    case TUI_IN_CUSTOM: return "in panels of scripts";
+    case TUI_IN_CUSTOM: return "in the notebook and panels of scripts";
+    case TUI_IN_REQUESTS: return "in Requests";
     case TUI_IN_OPS: return "in Ops";
     case TUI_IN_PATCHES: return "in Patches";
     case TUI_IN_PANEL: return "in every panel";

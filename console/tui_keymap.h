@@ -27,8 +27,10 @@ enum tui_context {
     TUI_IN_CUSTOM = 512, /* panels of scripts */
     TUI_HELD = 1024,     /* beside another one: not in the line of input, and the engine is stopped */
     TUI_IN_OP = 2048,    /* beside TUI_IN_OVERLAY: the window is an op */
+    TUI_IN_COPY = 4096,  /* beside Chat or Log: choosing what to copy */
+    TUI_IN_REQUESTS = 8192,
     TUI_IN_TEXT = TUI_IN_CHAT | TUI_IN_LOG,
-    TUI_IN_LIST = TUI_IN_RANKS | TUI_IN_OPS | TUI_IN_PATCHES | TUI_IN_STEP,
+    TUI_IN_LIST = TUI_IN_RANKS | TUI_IN_OPS | TUI_IN_PATCHES | TUI_IN_STEP | TUI_IN_REQUESTS,
     TUI_IN_PANEL = TUI_IN_TEXT | TUI_IN_LIST | TUI_IN_ALLREDUCE | TUI_IN_CUSTOM,
     TUI_ANYWHERE = TUI_IN_PANEL | TUI_IN_PROMPT,
 };
@@ -61,6 +63,13 @@ enum tui_action {
     TUI_DO_PREVIOUS_MATCH,
     TUI_DO_FOLD,
     TUI_DO_COPY,
+    TUI_DO_SELECT,
+    TUI_DO_SELECT_CHAR, /* arg: -1, 1; as in the next two */
+    TUI_DO_SELECT_WORD,
+    TUI_DO_SELECT_EDGE,
+    TUI_DO_SELECT_MARK, /* arg: 0 characters, 1 whole lines */
+    TUI_DO_SELECT_TAKE,
+    TUI_DO_SELECT_END,
     TUI_DO_OPEN_OP,
     TUI_DO_TAP,
     TUI_DO_SORT,
@@ -69,6 +78,7 @@ enum tui_action {
     TUI_DO_SWAP,
     TUI_DO_REVERT,
     TUI_DO_BREAK,
+    TUI_DO_STOP_REQUEST,
     TUI_DO_GO, /* arg: 0 one op, 1 to the next layer, 2 on */
     TUI_DO_LINE, /* a binding that was added: a command line or a function */
 };
@@ -109,7 +119,7 @@ const char *tui_keymap_where(unsigned where);
 /* ---- what persons and scripts bind ----------------------------------------------------------------------------------------------------- */
 
 /* A place by its name in bindings: anywhere, panels, input, window (help, an op), chat, log, text (chat and log), ranks, allreduce, step, ops,
- * patches, custom, op (a window of one), held (in panels while the engine is stopped). 0: there is none of that name. */
+ * patches, requests, custom (scripts' and the notebook), copy (choosing what to copy), op (a window of one), held (in panels while the engine is stopped). 0: there is none of that name. */
 unsigned tui_keymap_place(const char *name);
 
 struct tui_bind {

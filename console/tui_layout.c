@@ -9,16 +9,16 @@
 static const struct {
     const char *name, *title;
 } s_names[TUI_CUSTOM] = {{"chat", "Chat"}, {"ranks", "Ranks"},     {"allreduce", "All-reduce"}, {"step", "Step"},
-                         {"ops", "Ops"},   {"patches", "Patches"}, {"log", "Log"}};
+                         {"ops", "Ops"},   {"patches", "Patches"}, {"log", "Log"},              {"requests", "Requests"}};
 
 const char *tui_panel_name(int panel)
 {
-    return panel < TUI_CUSTOM ? s_names[panel].name : tui_custom_name(panel - TUI_CUSTOM);
+    return panel == TUI_NOTEBOOK ? "notebook" : panel < TUI_CUSTOM ? s_names[panel].name : tui_custom_name(panel - TUI_CUSTOM);
 }
 
 const char *tui_panel_title(int panel)
 {
-    return panel < TUI_CUSTOM ? s_names[panel].title : tui_custom_title(panel - TUI_CUSTOM);
+    return panel == TUI_NOTEBOOK ? "Notebook" : panel < TUI_CUSTOM ? s_names[panel].title : tui_custom_title(panel - TUI_CUSTOM);
 }
 
 int tui_panel_find(const char *name)
@@ -34,14 +34,15 @@ const struct tui_preset tui_presets[] = {
     {"watch", "ranks/(allreduce|step)/log", "what the ranks do"},
     {"patch", "chat/(patches|ops)", "chat with patches and ops below"},
     {"ops", "ops*2/(step|ranks)", "the ops of a step"},
+    {"serve", "requests*2/(step|ranks)/log", "who is served, and how fast"},
     {"chat", "chat", "chat alone"},
     {"all", "(chat*2/ranks)*3|(allreduce/step/patches)*2|(ops/log)*2", "everything that fits"},
     {NULL, NULL, NULL},
 };
 
 const enum tui_panel tui_layout_drop_order[TUI_PANELS] = {
-    TUI_LOG,        TUI_STEP,       TUI_ALLREDUCE,  TUI_OPS,        TUI_PATCHES,    TUI_CUSTOM,     TUI_CUSTOM + 1, TUI_CUSTOM + 2,
-    TUI_CUSTOM + 3, TUI_CUSTOM + 4, TUI_CUSTOM + 5, TUI_CUSTOM + 6, TUI_CUSTOM + 7, TUI_RANKS,      TUI_CHAT,
+    TUI_LOG,        TUI_STEP,       TUI_ALLREDUCE,  TUI_OPS,        TUI_PATCHES,    TUI_NOTEBOOK,   TUI_CUSTOM + 1, TUI_CUSTOM + 2, TUI_CUSTOM + 3,
+    TUI_CUSTOM + 4, TUI_CUSTOM + 5, TUI_CUSTOM + 6, TUI_CUSTOM + 7, TUI_CUSTOM + 8, TUI_REQUESTS,   TUI_RANKS,      TUI_CHAT,
 };
 
 /* Rows and columns inside the frame below which a panel says nothing useful. */
@@ -50,6 +51,7 @@ static const struct {
 } s_least[TUI_CUSTOM + 1] = {
     [TUI_CHAT] = {3, 48}, [TUI_RANKS] = {3, 36},   [TUI_ALLREDUCE] = {5, 40}, [TUI_STEP] = {4, 32},
     [TUI_OPS] = {4, 38},  [TUI_PATCHES] = {4, 34}, [TUI_LOG] = {2, 30},
+    [TUI_REQUESTS] = {3, 40},
     [TUI_CUSTOM] = {3, 24}, /* all of them */
 };
 

@@ -14,7 +14,21 @@
 #include "console/tui_custom.h"
 
 /* From TUI_CUSTOM on: panels of scripts, which are there or not. */
-enum tui_panel { TUI_CHAT, TUI_RANKS, TUI_ALLREDUCE, TUI_STEP, TUI_OPS, TUI_PATCHES, TUI_LOG, TUI_CUSTOM, TUI_PANELS = TUI_CUSTOM + TUI_CUSTOMS };
+enum tui_panel {
+    TUI_CHAT,
+    TUI_RANKS,
+    TUI_ALLREDUCE,
+    TUI_STEP,
+    TUI_OPS,
+    TUI_PATCHES,
+    TUI_LOG,
+    TUI_REQUESTS,
+    TUI_CUSTOM,
+    TUI_NOTEBOOK = TUI_CUSTOM, /* text, as scripts' panels are, but always there */
+    TUI_PANELS = TUI_CUSTOM + TUI_CUSTOMS,
+};
+
+#define TUI_NUMBERED (TUI_NOTEBOOK + 1) /* panels with a digit of their own: those before */
 
 /* The smallest screen that shows anything but a request for more room. */
 #define TUI_MIN_ROWS 15

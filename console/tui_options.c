@@ -21,7 +21,7 @@ const struct opt tui_table[] = {
     {.name = "layout",
      .type = OPT_STRING,
      .arg = "NAME",
-     .help = "which panels stand where: desk, watch, patch, ops, chat, all, a kept name, or a text such as chat*3/ranks"},
+     .help = "which panels stand where: desk, watch, patch, ops, serve, chat, all, a kept name, or a text such as chat*3/ranks"},
     {.name = "screen", .type = OPT_STRING, .arg = "WxH", .help = "panels of that size without a terminal, for scripts and tests"},
     {.name = "keys", .type = OPT_FILE, .arg = "FILE", .help = "with --screen: keys and steps, one a line"},
     {.name = "fake-time", .type = OPT_FLAG, .help = "with --screen: time passes only where the steps say so"},
@@ -62,6 +62,13 @@ enum rs_result tui_set_theme(struct tui *t, const char *name, struct rs_error *e
     if (t->screen != NULL)
         t->screen->theme(t->screen, theme);
     return RS_OK;
+}
+
+void tui_set_mouse(struct tui *t, bool on)
+{
+    t->mouse = on;
+    if (t->screen != NULL)
+        t->screen->mouse(t->screen, on);
 }
 
 /* ---- arrangements -------------------------------------------------------------------------------------------------------------------- */

@@ -164,12 +164,18 @@ void tui_draw_ranks(struct tui *t, struct grid_rect r)
 static const struct {
     const char *head, *key;
     int width, digits;
+    const char *unit;
 } s_ar_columns[] = {
-    {"p50 us", "p50_us", 9, 1},         {"p99 us", "p99_us", 9, 1},
-    {"wait us", "wait_mean_us", 9, 1},  {"transf us", "transfer_mean_us", 11, 1},
-    {"busbw GB/s", "busbw_gbs", 12, 2}, {"wait p99", "wait_p99_us", 10, 1},
-    {"mean us", "mean_us", 9, 1},       {"algbw GB/s", "algbw_gbs", 12, 2},
-    {"count", "count", 9, 0},
+    {"p50 us", "p50_us", 9, 1, ""},
+    {"p99 us", "p99_us", 9, 1, ""},
+    {"wait us", "wait_mean_us", 9, 1, ""},
+    {"transf us", "transfer_mean_us", 11, 1, ""},
+    {"busbw GB/s", "busbw_gbs", 12, 2, ""},
+    {"skew", "skew", 8, 1, "%"},
+    {"algbw GB/s", "algbw_gbs", 12, 2, ""},
+    {"count", "count", 9, 0, ""},
+    {"wait p99", "wait_p99_us", 10, 1, ""},
+    {"mean us", "mean_us", 9, 1, ""},
 };
 
 #define AR_COLUMNS (int)(sizeof s_ar_columns / sizeof s_ar_columns[0])
@@ -210,51 +216,62 @@ static void ar_summary(struct tui *t, struct grid_rect r)
     buf_fini(&b);
 }
 
-/* The range of bins that any rank has, so that the histogram spends its columns where something is. */
-static void used_bins(const struct tui_data *d, int *from, int *to)
+/* The range of the engine's buckets that any rank has something in, so that the histogram spends its columns there. */
+static void used_buckets(const json_t *ranks, int n, int *from, int *to)
 {
-    *from = TUI_BINS;
+    *from = n;
     *to = 0;
-    for (uint32_t r = 0; r < d->snap.n_ranks; r++)
-        for (int i = 0; i < TUI_BINS; i++)
-            if (d->bins[r][i] > 0) {
+    for (size_t r = 0; r < json_array_size(ranks); r++) {
+        const json_t *h = json_object_get(json_array_get(ranks, r), "histogram");
+        for (int i = 0; i < n; i++)
+            if (json_integer_value(json_array_get(h, (size_t)i)) > 0) {
                 *from = i < *from ? i : *from;
                 *to = i + 1 > *to ? i + 1 : *to;
             }
+    }
 }
 
+/* All-reduces of the recent window by their time, a row (or several) a rank. Buckets are eighths of a power of two: the axis is logarithmic. */
 static void ar_histograms(struct tui *t, struct grid_rect r, int row_h)
 {
-    const struct tui_data *d = &t->data;
-    int from, to;
-    used_bins(d, &from, &to);
+    const json_t *reply = tui_data_last(&t->data, TUI_ASK_ALLREDUCE), *ranks = js_at(reply, "ranks"), *bounds = js_at(reply, "bounds_us");
+    int n = (int)json_array_size(bounds), from, to;
+    used_buckets(ranks, n, &from, &to);
     if (from >= to) {
-        grid_str(&t->grid, r.y, r.x, r.w, ROLE_DIM, "no step yet");
+        grid_str(&t->grid, r.y, r.x, r.w, ROLE_DIM, reply != NULL ? "no step yet" : "");
         return;
     }
-    if (to - from < r.w) { /* some air around it */
-        from = from > 2 ? from - 2 : 0;
-        to = to < TUI_BINS - 2 ? to + 2 : TUI_BINS;
-    }
-    if (to - from > r.w)
-        to = from + r.w;
-    char head[96];
-    snprintf(head, sizeof head, "%.1f..%.0f us, log", tui_plot_edge(from, TUI_BIN_LO_US, TUI_BIN_HI_US, TUI_BINS),
-             tui_plot_edge(to, TUI_BIN_LO_US, TUI_BIN_HI_US, TUI_BINS));
+    /* Narrow panels put several buckets into one column, wide ones give each bucket several. */
+    int per = (to - from + r.w - 1) / r.w, each = per > 1 ? 1 : r.w / (to - from);
+    double low = from > 0 ? json_number_value(json_array_get(bounds, (size_t)from - 1)) : 0;
+    const json_t *high = json_array_get(bounds, (size_t)to - 1);
+    char head[96], end[32] = "more";
+    if (json_is_number(high))
+        snprintf(end, sizeof end, "%.3g", json_number_value(high));
+    snprintf(head, sizeof head, "%.3g..%s us, log", low, end);
     grid_str(&t->grid, r.y, r.x, r.w, ROLE_HEAD, head);
-    for (uint32_t i = 0; i < d->snap.n_ranks; i++) {
+    for (size_t i = 0; i < json_array_size(ranks); i++) {
+        const json_t *h = json_object_get(json_array_get(ranks, i), "histogram");
         struct grid_rect one = {r.y + 1 + (int)i * row_h, r.x, row_h, r.w};
         if (one.y + one.h > r.y + r.h)
             break;
-        /* Wide panels give each bin several columns. */
-        int each = r.w / (to - from) > 0 ? r.w / (to - from) : 1;
+        int columns = 0;
         uint32_t wide[512];
-        int n = 0;
-        for (int k = from; k < to; k++)
-            for (int c = 0; c < each && n < 512; c++)
-                wide[n++] = d->bins[i][k];
-        tui_plot_histogram(&t->grid, one, ROLE_GRAPH, wide, n, t->plots);
+        for (int k = from; k < to; k += per) {
+            uint32_t sum = 0;
+            for (int b = k; b < k + per && b < to; b++)
+                sum += (uint32_t)json_integer_value(json_array_get(h, (size_t)b));
+            for (int c = 0; c < each && columns < 512; c++)
+                wide[columns++] = sum;
+        }
+        tui_plot_histogram(&t->grid, one, ROLE_GRAPH, wide, columns, t->plots);
     }
+}
+
+/* What a column says of a rank: a member of the reply, or how much of an all-reduce is waiting for the slowest rank to arrive. */
+static double ar_value(const json_t *rank, const char *key)
+{
+    return strcmp(key, "skew") == 0 ? 100 * js_num(rank, "wait_mean_us", NAN) / js_num(rank, "mean_us", NAN) : js_num(rank, key, NAN);
 }
 
 void tui_draw_allreduce(struct tui *t, struct grid_rect r)
@@ -277,8 +294,8 @@ void tui_draw_allreduce(struct tui *t, struct grid_rect r)
         int w = s_ar_columns[c].width;
         grid_str(&t->grid, r.y + 1, x + w - (int)strlen(s_ar_columns[c].head), w, ROLE_HEAD, s_ar_columns[c].head);
         for (int i = 0; i < n && 2 + (i + 1) * row_h <= r.h; i++) {
-            double v = js_num(json_array_get(ranks, (size_t)i), s_ar_columns[c].key, NAN);
-            tui_draw_number(t, r.y + 2 + i * row_h + row_h - 1, x, w, ROLE_TEXT, v, s_ar_columns[c].digits, "");
+            double v = ar_value(json_array_get(ranks, (size_t)i), s_ar_columns[c].key);
+            tui_draw_number(t, r.y + 2 + i * row_h + row_h - 1, x, w, ROLE_TEXT, v, s_ar_columns[c].digits, s_ar_columns[c].unit);
         }
         x += w;
     }

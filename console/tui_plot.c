@@ -104,16 +104,3 @@ void tui_plot_histogram(struct grid *g, struct grid_rect r, uint8_t role, const 
         }
     }
 }
-
-int tui_plot_bin(double x, double lo, double hi, int n)
-{
-    if (!(x > lo))
-        return 0;
-    int i = (int)(n * log(x / lo) / log(hi / lo));
-    return i < 0 ? 0 : i >= n ? n - 1 : i;
-}
-
-double tui_plot_edge(int i, double lo, double hi, int n)
-{
-    return lo * pow(hi / lo, (double)i / n);
-}

@@ -19,8 +19,4 @@ void tui_plot_histogram(struct grid *g, struct grid_rect r, uint8_t role, const 
 /* The smallest and largest finite value; false: there is none. A range of nothing is widened. */
 bool tui_plot_range(const float *v, int n, double *lo, double *hi);
 
-/* Logarithmic bins between lo and hi: which one x falls into (clamped), and the lower edge of bin i. */
-int tui_plot_bin(double x, double lo, double hi, int n);
-double tui_plot_edge(int i, double lo, double hi, int n);
-
 #endif

@@ -71,6 +71,12 @@ static void script_theme(struct tui_screen *screen, const struct tui_theme *them
     (void)theme;
 }
 
+static void script_mouse(struct tui_screen *screen, bool on)
+{
+    (void)screen;
+    (void)on;
+}
+
 static bool parse_size(const char *text, int *rows, int *cols)
 {
     char end;
@@ -80,7 +86,7 @@ static bool parse_size(const char *text, int *rows, int *cols)
 bool tui_script_open(const char *size, const char *path, struct tui_script **out, char *msg, size_t msg_size)
 {
     struct tui_script *s = xcalloc(1, sizeof *s);
-    s->screen = (struct tui_screen){script_size, script_show, script_nothing, script_nothing, script_send, script_theme, -1, -1};
+    s->screen = (struct tui_screen){script_size, script_show, script_nothing, script_nothing, script_send, script_theme, script_mouse, -1, -1};
     if (!parse_size(size, &s->rows, &s->cols)) {
         snprintf(msg, msg_size, "'%s' is not a size such as 120x40", size);
         free(s);

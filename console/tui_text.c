@@ -201,6 +201,16 @@ uint64_t tui_text_dump(const struct tui_text *t, uint64_t from, struct buf *out)
     return t->first_id + t->n;
 }
 
+const char *tui_text_line(const struct tui_text *t, uint64_t id, size_t *len)
+{
+    *len = 0;
+    if (id < t->first_id || id >= t->first_id + t->n)
+        return NULL;
+    const struct tui_line *l = line_at(t, (size_t)(id - t->first_id));
+    *len = l->len;
+    return l->text != NULL ? l->text : "";
+}
+
 /* ---- the view ------------------------------------------------------------------------------------------------------------------------ */
 
 static const char *text_of(const struct tui_line *l)
@@ -211,7 +221,7 @@ static const char *text_of(const struct tui_line *l)
 static bool folds(const struct tui_text *t, size_t i)
 {
     const struct tui_line *l = line_at(t, i);
-    return t->fold && t->fold_role != 0 && l->n_runs == 1 && l->runs[0].role == t->fold_role;
+    return t->fold && !t->copy.on && t->fold_role != 0 && l->n_runs == 1 && l->runs[0].role == t->fold_role;
 }
 
 static bool folds_away(const struct tui_text *t, size_t i)
@@ -263,7 +273,9 @@ static void find_top(struct tui_text *t, size_t *line, int *row)
     if (!t->scrolled)
         return;
     if (*line >= t->n || *line > end_line || (*line == end_line && *row >= end_row)) {
-        t->scrolled = false; /* a larger window shows the end again */
+        t->scrolled = t->copy.on; /* a larger window shows the end again */
+        t->top_id = t->first_id + end_line;
+        t->top_row = end_row;
         *line = end_line;
         *row = end_row;
     } else if (*row > 0 && *row >= rows_of(t, *line)) {
@@ -304,6 +316,27 @@ static void draw_row(const struct tui_text *t, struct grid *g, const struct tui_
                   grid_columns(t->pattern, strlen(t->pattern), t->ascii), GRID_MATCH);
 }
 
+/* The chosen part of a row, and the cursor. A chosen line without text shows one cell. */
+static void draw_copy(struct tui_text *t, struct grid *g, size_t i, size_t from, size_t len, bool last, int y, int x)
+{
+    const struct tui_line *l = line_at(t, i);
+    struct tui_copy *c = &t->copy;
+    uint64_t id = t->first_id + i;
+    size_t a, b;
+    if (tui_copy_range(t, id, l->len, &a, &b) && a <= from + len && b >= from) {
+        a = a > from ? a : from;
+        b = b < from + len ? b : from + len;
+        int at = grid_columns(text_of(l) + from, a - from, t->ascii), n = grid_columns(text_of(l) + a, b - a, t->ascii);
+        if (n > 0 || l->len == 0)
+            grid_flag(g, y, x + at, n > 0 ? n : 1, GRID_SELECTED);
+    }
+    if (c->cursor.id == id && c->cursor.at >= from && (c->cursor.at < from + len || last)) {
+        c->y = y;
+        c->x = x + grid_columns(text_of(l) + from, c->cursor.at - from, t->ascii);
+        c->x = c->x < x + t->w ? c->x : x + t->w - 1;
+    }
+}
+
 static void draw_fold(const struct tui_text *t, struct grid *g, size_t i, int y, int x, int w)
 {
     size_t n = 1;
@@ -334,6 +367,7 @@ void tui_text_draw(struct tui_text *t, struct grid *g, struct grid_rect r, uint8
     t->h = r.h;
     t->w = r.w;
     t->ascii = g->ascii;
+    t->copy.y = -1;
     find_top(t, &i, &skip);
     for (; i < t->n && y < r.h; i++) {
         const struct tui_line *l = line_at(t, i);
@@ -347,13 +381,17 @@ void tui_text_draw(struct tui_text *t, struct grid *g, struct grid_rect r, uint8
             size_t len = tui_wrap(text_of(l) + at, l->len - at, r.w, t->ascii, &next);
             if (skip > 0)
                 skip--;
-            else if (y < r.h)
-                draw_row(t, g, l, at, len, r.y + y++, r.x, r.w);
+            else if (y < r.h) {
+                draw_row(t, g, l, at, len, r.y + y, r.x, r.w);
+                if (t->copy.on)
+                    draw_copy(t, g, i, at, len, at + next >= l->len, r.y + y, r.x);
+                y++;
+            }
             at += next;
         } while (at < l->len && y < r.h);
         skip = 0;
     }
-    if (t->scrolled)
+    if (t->scrolled && !t->copy.on)
         draw_marker(t, g, r, marker);
 }
 
@@ -407,7 +445,7 @@ static void show_line(struct tui_text *t, size_t i)
     if (!t->scrolled)
         t->left_id = t->first_id + t->n;
     t->scrolled = true;
-    t->top_id = t->first_id + i;
+    t->found_id = t->top_id = t->first_id + i;
     t->top_row = 0;
     tui_text_scroll(t, -(t->h / 2));
 }

@@ -9,6 +9,21 @@
 
 struct tui_line;
 
+/* A place in the text: line by number, byte in it. */
+struct tui_place {
+    uint64_t id;
+    size_t at;
+};
+
+/* Choosing a part to copy, as in tmux's copy mode. */
+struct tui_copy {
+    bool on;
+    struct tui_place cursor, mark;
+    bool marked, lines; /* from mark to cursor, or the whole lines of both */
+    int goal;           /* the column that moving up and down keeps */
+    int y, x;           /* where the cursor was drawn; y < 0: it is not in sight */
+};
+
 struct tui_text {
     struct tui_line *lines; /* a ring */
     size_t cap, first, n;
@@ -25,6 +40,8 @@ struct tui_text {
     int h, w;         /* as drawn last */
     bool ascii;
     char *pattern; /* searched for; NULL: nothing */
+    uint64_t found_id; /* the line that was found last */
+    struct tui_copy copy;
 };
 
 /* At most max_lines are kept. */
@@ -54,6 +71,34 @@ bool tui_text_next(struct tui_text *t, int direction);
 
 /* Append all text from line number `from` on. Returns the number that the next line will have. */
 uint64_t tui_text_dump(const struct tui_text *t, uint64_t from, struct buf *out);
+
+/* The text of a line; NULL: it is not there (any more). Valid until the next change. */
+const char *tui_text_line(const struct tui_text *t, uint64_t id, size_t *len);
+
+/* ---- tui_copy.c: choosing a part ------------------------------------------------------------------------------------------------------- */
+
+/* The cursor appears in the last row in sight; the view stands still from now on. False: there is no text. */
+bool tui_copy_begin(struct tui_text *t);
+void tui_copy_end(struct tui_text *t);
+
+/* Move by rows as they are wrapped now, by characters, by words, or to the beginning (-1) or end (1) of the line or of everything. */
+void tui_copy_rows(struct tui_text *t, int rows);
+void tui_copy_chars(struct tui_text *t, int n);
+void tui_copy_words(struct tui_text *t, int n);
+void tui_copy_edge(struct tui_text *t, int side);
+void tui_copy_far(struct tui_text *t, int side);
+
+/* To the line that was found last. */
+void tui_copy_found(struct tui_text *t);
+
+/* The part begins at the cursor (or is given up, if it did already); lines: it is made of whole lines. */
+void tui_copy_mark(struct tui_text *t, bool lines);
+
+/* What is chosen: the part, or without one the line of the cursor. */
+void tui_copy_take(const struct tui_text *t, struct buf *out);
+
+/* The bytes of line id that are chosen: false if none are. */
+bool tui_copy_range(const struct tui_text *t, uint64_t id, size_t len, size_t *from, size_t *to);
 
 /* ---- pure parts -------------------------------------------------------------------------------------------------------------------- */
 

@@ -21,6 +21,7 @@ librslua_a_SOURCES = \
 # Installed data, with its folders: lua/templates/x.lua is installed as PKGDATADIR/lua/templates/x.lua.
 nobase_dist_pkgdata_DATA = \
 	lua/check.lua \
+	lua/board.lua \
 	lua/commands.lua \
 	lua/exp.lua \
 	lua/look.lua \

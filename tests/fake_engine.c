@@ -91,11 +91,11 @@ static void free_event(struct fake_event *f)
     free(f);
 }
 
-void fake_drop_stream(struct rs_engine *e, uint32_t stream)
+static void drop(struct rs_engine *e, uint32_t id, enum rs_event_type a, enum rs_event_type b)
 {
     for (struct fake_event **at = &e->queue; *at != NULL;) {
         struct fake_event *f = *at;
-        if (f->ev.id == stream && (f->ev.type == RS_EVENT_TOKEN || f->ev.type == RS_EVENT_DONE)) {
+        if (f->ev.id == id && (f->ev.type == a || f->ev.type == b)) {
             *at = f->next;
             free_event(f);
         } else {
@@ -104,6 +104,16 @@ void fake_drop_stream(struct rs_engine *e, uint32_t stream)
         }
     }
     arm(e);
+}
+
+void fake_drop_stream(struct rs_engine *e, uint32_t stream)
+{
+    drop(e, stream, RS_EVENT_TOKEN, RS_EVENT_DONE);
+}
+
+void fake_drop_request(struct rs_engine *e, uint32_t id)
+{
+    drop(e, id, RS_EVENT_PROGRESS, RS_EVENT_REPLY);
 }
 
 /* ---- the script ---------------------------------------------------------------------------------------------------------------------- */

@@ -46,6 +46,7 @@ struct rs_engine {
     json_t *sessions; /* id: {"data","stream"} */
     json_t *streams;  /* id: {"text","thinking","done"} */
     uint32_t stream;  /* the one that runs, or 0 */
+    uint32_t opening; /* the last request to open */
     struct rs_snapshot snapshot;
     double live; /* how much times vary, 0: they do not */
     uint64_t reads;
@@ -58,6 +59,9 @@ void fake_post_token(struct rs_engine *e, uint32_t stream, uint64_t after_us, in
 
 /* Take the events of a stream that are still to come out of the queue. */
 void fake_drop_stream(struct rs_engine *e, uint32_t stream);
+
+/* Take everything that is still to come of a request out of it. */
+void fake_drop_request(struct rs_engine *e, uint32_t id);
 
 /* Carry out a request: posts its reply and whatever follows. args is a JSON object. */
 void fake_method(struct rs_engine *e, uint32_t id, const char *method, const json_t *args);

@@ -15,6 +15,7 @@ static const struct {
     {"hello", " protocol client control take serve "},
     {"open", " path ranks mode ctx max_seqs batch_tokens numerics patches graph_guard spec "},
     {"close", ""},
+    {"load.cancel", ""},
     {"info", ""},
     {"set", " mode ranks numerics graph_guard spec "},
     {"audit", " ranks split path "},
@@ -38,6 +39,7 @@ static const struct {
     {"stats", " reset "},
     {"allreduce", ""},
     {"ledger", " limit "},
+    {"requests", " limit "},
     {"program", " site "},
     {"health", " stream "},
     {"stop", ""},
@@ -118,7 +120,23 @@ static void do_open(struct rs_engine *e, uint32_t id, const json_t *args)
                   json_pack("{s:s, s:i, s:i, s:f, s:f}", "what", "loading", "done", i * 250000, "total", 1000000, "bytes_per_s", 5e6,
                             "seconds_left", 1.0 * (4 - i)),
                   NULL, 0);
+    e->opening = id;
     fake_post(e, RS_EVENT_REPLY, id, RS_OK, us, json_deep_copy(e->info), NULL, 0);
+}
+
+/* The reply of a load that is under way becomes another one. */
+static void do_load_cancel(struct rs_engine *e, uint32_t id)
+{
+    bool found = false;
+    for (struct fake_event *x = e->queue; x != NULL && e->opening != 0; x = x->next)
+        found = found || (x->ev.type == RS_EVENT_REPLY && x->ev.id == e->opening && x->due_us > fake_now_us());
+    if (found) {
+        uint32_t opening = e->opening;
+        fake_drop_request(e, opening);
+        fail(e, opening, RS_ECANCELLED, "loading was cancelled; what was open is as it was%s", "");
+    }
+    e->opening = 0;
+    reply(e, id, json_pack("{s:b}", "cancelled", found));
 }
 
 static void do_set(struct rs_engine *e, uint32_t id, const json_t *args)
@@ -468,6 +486,8 @@ void fake_method(struct rs_engine *e, uint32_t id, const char *method, const jso
         do_open(e, id, args);
     else if (strcmp(method, "info") == 0)
         reply(e, id, json_deep_copy(e->info));
+    else if (strcmp(method, "load.cancel") == 0)
+        do_load_cancel(e, id);
     else if (strcmp(method, "set") == 0)
         do_set(e, id, args);
     else if (strcmp(method, "patch.list") == 0)

@@ -32,6 +32,7 @@ c_tests = \
 	tests/swap_test \
 	tests/template_test \
 	tests/tui_bind_test \
+	tests/tui_copy_test \
 	tests/tui_test \
 	tests/timing_test \
 	tests/variants_test \
@@ -126,6 +127,7 @@ tests_console_test_SOURCES = tests/console_test.c $(fake_engine)
 tests_console_test_LDADD = tests/libtap.a $(fake_console_libs)
 tests_pty_LDADD = -lutil
 tests_tui_bind_test_LDADD = tests/libtap.a $(CONSOLE_LIBS) $(JANSSON_LIBS) $(CONSOLE_SYSTEM_LIBS)
+tests_tui_copy_test_LDADD = $(tests_tui_bind_test_LDADD)
 tests_tui_test_LDADD = tests/libtap.a $(CONSOLE_LIBS) $(JANSSON_LIBS) $(CONSOLE_SYSTEM_LIBS)
 
 tests_template_test_LDADD = $(LDADD) $(LUA_LIBS)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The operator's file config: keys, a theme, an arrangement; what is wrong in it is told and stops nothing.
+# The operator's file config: keys, a theme, an arrangement; what is wrong in it is told and stops nothing. And what is loaded can be given up.
 . "${abs_srcdir:?}/tests/tap.sh"
 
 prog=$abs_builddir/tests/rankscope-fake
@@ -54,4 +54,17 @@ tap_like "they stand in the chat, too" "$(cat screen)" "config:4: there is no ar
 printf 'key C-t\nsave-screen screen\n' >keys
 shows ""
 tap_ok "the line after them works" sh -c '! grep -q Ranks screen'
+
+# Loading shows how far it is and can be given up.
+rm "$config/config"
+echo 'open-us 4000000' >script
+
+printf 'text /load %s/models/tiny-glm5-q4.gguf\nkey Enter\nwait-text 25 %%\nsave-screen loading\nkey Escape\nwait-text was cancelled\nwait-idle\nsave-screen screen\n' "$abs_srcdir" >keys
+rm -f screen
+"$prog" --no-think --screen 100x30 --keys keys >out 2>&1
+tap_eq "it starts and ends" "$? $(cat out)" "0 "
+tap_like "how much, how fast, how long" "$(cat loading)" '25 %, 250.0 kB of 1.0 MB, 5.0 MB/s, 3 s left, Escape gives up'
+tap_like "Escape gives it up" "$(cat screen)" 'asked the engine to give the loading up'
+tap_like "the engine says so" "$(cat screen)" 'error: loading was cancelled'
+tap_like "the model before is there" "$(cat screen)" '^ Tiny GLM-5'
 tap_done

@@ -153,6 +153,109 @@ sees "fg: panels again, with the text" '^> before'
 tm send-keys after Enter
 sees "which go on" 'You said: before after'
 
+# From panels to the plain console and back while an answer is on its way.
+awk 'BEGIN { printf "answer "; for (i = 0; i < 60; i++) printf "word%d \\n", i; print "theend" }' >script
+echo 'token-us 60000' >>script
+run 100x30 "$fake --local --no-think"
+sees "started" '\[Input\]'
+tm send-keys go Enter
+sees "it answers" '^word[1-4] '
+tm send-keys F12
+lacks "F12 leads to the plain console" Input
+tap_eq "which has the terminal" "$(tm display-message -p '#{alternate_on}')" 0
+tap_like "what was said stands there" "$(screen)" '^> go'
+sees "and the answer goes on" '^word(9|[1-4][0-9]) *$'
+tm send-keys 'typed ahead'
+tm send-keys F12
+sees "F12: panels, with what was typed meanwhile" '^> typed ahead'
+sees "where the answer goes on" '^word[2-5][0-9] '
+tm send-keys F12
+sees "and once more: its end in the plain console" '^theend'
+sees "before a prompt, with the text" '^> typed ahead'
+tm send-keys F12
+sees "panels" '\[Input\]'
+sees "with the whole answer" 'theend'
+tm send-keys C-c
+tm send-keys C-d
+ends "Ctrl-D" 0
+
+# The same, begun at the plain prompt, and stopped in the panels.
+run 100x30 "$fake --local --no-think --plain"
+sees "a plain console" '^>'
+tm send-keys go Enter
+sees "it answers" "^word[1-4] *$"
+tm send-keys C-x C-a
+sees "panels while it answers" 'answering'
+sees "with the question" '^> go'
+tm send-keys C-c
+sees "Ctrl-C stops it" '\(stopped\)'
+tm send-keys again
+sees "the panels stay" '^> again'
+tm send-keys F12
+sees "and the plain console is there" '^> again$'
+tm send-keys C-c
+tm send-keys C-d
+ends "Ctrl-D" 0
+
+# Choosing a part and copying it; the terminal's clipboard is tmux's buffer here.
+printf 'answer first line\\nsecond line of it\\nthird\n' >script
+run 100x30 "$fake --local --no-think"
+tm set -s set-clipboard on
+sees "started" '\[Input\]'
+tm send-keys go Enter
+sees "an answer" '^third'
+tm send-keys Escape
+sees "in Chat" '\[1 Chat\]'
+tm send-keys v
+sees "v: choosing" ' select '
+tm send-keys /
+tm send-keys -l second
+tm send-keys Enter
+tm send-keys w Space
+sees "a part begins" ' selecting '
+tm send-keys w w Enter
+lacks "it is taken" ' selecting '
+clip() {
+    tries=0
+    while [ "$(tm show-buffer)" != "$2" ] && [ $tries -lt 50 ]; do
+        tries=$((tries + 1))
+        sleep 0.1
+    done
+    tap_eq "$1" "$(tm show-buffer)" "$2"
+}
+clip "and on the clipboard" 'line of i'
+tm send-keys y
+clip "y: the whole answer" 'first line
+second line of it
+third'
+tm send-keys Escape
+sees "back at the input" '\[Input\]'
+tm send-keys '/copy selection part' Enter
+sees "/copy to a file" 'copy: 9 bytes to part'
+tap_eq "has the part" "$(cat part)" 'line of i'
+tm send-keys '/copy 2' Enter
+sees "an answer that there is not" 'there are not so many answers'
+
+# The mouse belongs to the terminal unless it is asked for.
+tap_eq "no mouse" "$(tm display-message -p '#{mouse_any_flag}')" 0
+tm send-keys '/set mouse on' Enter
+sees "asked for" 'mouse: off -> on'
+tap_eq "a mouse" "$(tm display-message -p '#{mouse_any_flag}')" 1
+printf '\033[<0;5;20M' >click
+tm load-buffer click
+tm paste-buffer
+sees "a click focuses the panel under it" '\[2 Ranks\]'
+tm send-keys F12
+sees "the plain console" '^>'
+tap_eq "leaves it to the terminal" "$(tm display-message -p '#{mouse_any_flag}')" 0
+tm send-keys F12
+sees "panels" '2 Ranks'
+tm send-keys Escape
+sees "back at the input" '\[Input\]'
+tm send-keys '/set mouse off' Enter
+sees "off again" 'mouse: on -> off'
+tap_eq "no mouse any more" "$(tm display-message -p '#{mouse_any_flag}')" 0
+
 # Many sizes while an answer runs.
 awk 'BEGIN { printf "answer "; for (i = 0; i < 100; i++) printf "word%d ", i; print "theend" }' >script
 echo 'token-us 40000' >>script
