@@ -5,8 +5,16 @@
 #define RANKSCOPE_TESTS_ELSEWHERE_H
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Whether models are opened on GPUs. */
+static inline bool elsewhere_cuda(void)
+{
+    const char *backend = getenv("RANKSCOPE_TEST_BACKEND");
+    return backend != NULL && strcmp(backend, "cuda") == 0;
+}
 
 /* The arguments of a request, or others in their place; frees args then. */
 static inline char *elsewhere(const char *method, char *args)
