@@ -96,6 +96,15 @@ static void add_verdict(struct part *parts, int *n, const struct con *con)
              verdict);
 }
 
+/* Tokens of context in use: of what runs now, or where nothing runs of the conversation, which comes back with the next question. */
+static json_int_t context_used(const struct con *con, const json_t *state)
+{
+    json_int_t used = js_int(state, "ctx_used", -1);
+    if (used == 0 && con->conv.n > 0 && !con->answer.running && con->answer.done != NULL)
+        used = js_int(con->answer.done, "prompt_tokens", 0) + js_int(con->answer.done, "tokens", 0);
+    return used;
+}
+
 static int status_parts(const struct tui *t, struct part *parts)
 {
     const struct con *con = t->con;
@@ -116,7 +125,7 @@ static int status_parts(const struct tui *t, struct part *parts)
         add_part(parts, &n, 4, ROLE_STATUS, "%.1f tok/s", (double)s->tok_per_s);
     if (isfinite(s->step_p50_us))
         add_part(parts, &n, 5, ROLE_STATUS, "%.2f ms/step", (double)s->step_p50_us / 1e3);
-    json_int_t used = js_int(state, "ctx_used", -1), total = js_int(state, "ctx_total", -1);
+    json_int_t used = context_used(con, state), total = js_int(state, "ctx_total", -1);
     if (used >= 0 && total > 0)
         add_part(parts, &n, 7, ROLE_STATUS, "ctx %lld/%lld", (long long)used, (long long)total);
     size_t patches = json_object_size(json_object_get(state, "patches"));
