@@ -245,10 +245,10 @@ static void ar_histograms(struct tui *t, struct grid_rect r, int row_h)
     int per = (to - from + r.w - 1) / r.w, each = per > 1 ? 1 : r.w / (to - from);
     double low = from > 0 ? json_number_value(json_array_get(bounds, (size_t)from - 1)) : 0;
     const json_t *high = json_array_get(bounds, (size_t)to - 1);
-    char head[96], end[32] = "more";
+    char head[96], begin[32], end[32] = "more";
     if (json_is_number(high))
-        snprintf(end, sizeof end, "%.3g", json_number_value(high));
-    snprintf(head, sizeof head, "%.3g..%s us, log", low, end);
+        units_us(end, json_number_value(high));
+    snprintf(head, sizeof head, "%s..%s, log", units_us(begin, low), end);
     grid_str(&t->grid, r.y, r.x, r.w, ROLE_HEAD, head);
     for (size_t i = 0; i < json_array_size(ranks); i++) {
         const json_t *h = json_object_get(json_array_get(ranks, i), "histogram");
