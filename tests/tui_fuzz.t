@@ -100,9 +100,12 @@ printf 'token-us 500\nlive 20\n' >>script
         i=$((i + 1))
     done
     printf 'wait-idle\nkey C-c\nwait-text theend\nsave-times last\n'
+    printf 'key C-u\ntext /copy %s/copied\nkey Enter\nwait-idle\n' "$TEST_SCRATCH"
 } >keys
 panels 120x40 --no-think
 tap_eq "2,000 tokens a second for $((words / 2000)) s" "$?" 0
+tap_eq "no token was lost, and none came twice" "$(tr -s ' \n' '\n\n' <copied | grep '^w' | md5sum)" \
+    "$(awk -v n="$words" 'BEGIN { for (i = 0; i < n; i++) print "w" i }' | md5sum)"
 value() {
     sed -n "s/^$1 \([0-9]*\).*/\1/p" "$2"
 }
