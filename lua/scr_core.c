@@ -444,13 +444,22 @@ static int handle_next(lua_State *L)
     return next_k(L, LUA_OK, (lua_KContext)h->seen);
 }
 
+/* The range (offset, n) of arguments arg and arg + 1 within `whole` floats; without n, to the end. */
+static lua_Integer floats_range(lua_State *L, int arg, lua_Integer whole, lua_Integer *n)
+{
+    lua_Integer at = luaL_optinteger(L, arg, 0);
+    luaL_argcheck(L, at >= 0 && at <= whole, arg, "outside of the blob");
+    *n = luaL_optinteger(L, arg + 1, whole - at);
+    luaL_argcheck(L, *n >= 0 && *n <= whole - at, arg + 1, "outside of the blob");
+    return at;
+}
+
 /* core.floats(blob, offset, n): an array of numbers out of raw f32; offset in floats, from 0 */
 static int core_floats(lua_State *L)
 {
     size_t len;
     const char *s = luaL_checklstring(L, 1, &len);
-    lua_Integer at = luaL_optinteger(L, 2, 0), n = luaL_optinteger(L, 3, (lua_Integer)(len / 4) - at);
-    luaL_argcheck(L, at >= 0 && n >= 0 && (size_t)(at + n) * 4 <= len, 2, "outside of the blob");
+    lua_Integer n, at = floats_range(L, 2, (lua_Integer)(len / 4), &n);
     lua_createtable(L, (int)n, 0);
     for (lua_Integer i = 0; i < n; i++) {
         float f;
@@ -466,8 +475,8 @@ static int core_kl(lua_State *L)
 {
     size_t la, lb;
     const char *a = luaL_checklstring(L, 1, &la), *b = luaL_checklstring(L, 2, &lb);
-    lua_Integer at = luaL_optinteger(L, 3, 0), n = luaL_optinteger(L, 4, (lua_Integer)(la / 4) - at);
-    luaL_argcheck(L, at >= 0 && n > 0 && (size_t)(at + n) * 4 <= la && (size_t)(at + n) * 4 <= lb, 3, "outside of the blobs");
+    lua_Integer n, at = floats_range(L, 3, (lua_Integer)((la < lb ? la : lb) / 4), &n);
+    luaL_argcheck(L, n > 0, 4, "nothing to compare");
     double ma = -INFINITY, mb = -INFINITY, za = 0, zb = 0, kl = 0;
     float x, y;
     for (int pass = 0; pass < 3; pass++)
