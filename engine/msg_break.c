@@ -34,7 +34,7 @@ static enum rs_result msg_add(struct engine *e, struct msg *m, struct args *a, s
     for (uint32_t i = 0; rc == RS_OK && i < e->rt->prog.n_ops; i++)
         sites += plan_glob(b.glob, e->rt->prog.ops[i].site);
     if (rc == RS_OK && sites == 0)
-        rc = error_set(err, RS_ENOTFOUND, "no site matches '%s'", b.glob);
+        rc = runtime_no_site(e->rt, e->rt->prog.n_ops, b.glob, err);
     if (rc == RS_OK)
         rc = brk_room(e, err);
     if (rc != RS_OK)

@@ -137,7 +137,8 @@ static enum rs_result msg_patch_set(struct engine *e, struct msg *m, struct args
     if (rc != RS_OK)
         return rc;
     if (site != NULL && e->rt != NULL && !any_site(e, slot, site))
-        return error_set(err, RS_ENOTFOUND, strcmp(slot, "weights") == 0 ? "no tensor matches '%.40s'" : "no site matches '%.40s'", site);
+        return strcmp(slot, "weights") == 0 ? error_set(err, RS_ENOTFOUND, "no tensor matches '%.40s'", site)
+                                            : runtime_no_site(e->rt, runtime_n_ops(e->rt), site, err);
     if (!dry)
         return apply(e, m, &next, slot, site, impl, err);
     json_object_set_new(m->reply, "generation", json_integer((json_int_t)e->patches.now.generation));

@@ -212,7 +212,7 @@ enum rs_result observe_add(struct engine *e, const struct observe_spec *spec, ui
         sites += observe_matches(s, runtime_op(e->rt, i));
     }
     if (sites == 0) {
-        enum rs_result rc = named == 0 ? error_set(err, RS_ENOTFOUND, "no site matches '%s'", s->glob)
+        enum rs_result rc = named == 0 ? runtime_no_site(e->rt, observe_n_ops(e), s->glob, err)
                             : s->cond == OBSERVE_RANKDIFF
                                 ? error_set(err, RS_EUSAGE, "rankdiff compares tensors that every rank holds alike; what '%s' writes is not", s->glob)
                                 : error_set(err, RS_EUSAGE, "what '%s' names has no output %u", s->glob, s->index);

@@ -5,7 +5,9 @@
 
 #include "engine/runtime.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/error.h"
 #ifdef HAVE_CUDA
@@ -139,4 +141,30 @@ void runtime_close(struct runtime *rt)
     free(rt->choices);
     free(rt->nextn_choices);
     free(rt);
+}
+
+/* How like a site is to a pattern: by its last word, or by its kind of op as in "blk.3.moe_down"; then by the block. */
+static unsigned likeness(const char *glob, const struct op *op)
+{
+    const char *dot = strrchr(glob, '.'), *last = dot != NULL ? dot + 1 : glob, *site = strrchr(op->site, '.');
+    int layer;
+    site = site != NULL ? site + 1 : op->site;
+    if (strcmp(last, site) != 0 && strcmp(last, op_kind_name(op->kind)) != 0)
+        return 0;
+    return 1 + (sscanf(glob, "blk.%d", &layer) == 1 && layer == op->layer);
+}
+
+enum rs_result runtime_no_site(const struct runtime *rt, uint32_t n_ops, const char *glob, struct rs_error *err)
+{
+    const char *best = NULL;
+    unsigned most = 0;
+    for (uint32_t i = 0; i < n_ops; i++) {
+        unsigned like = likeness(glob, runtime_op(rt, i));
+        if (like > most) {
+            most = like;
+            best = runtime_op(rt, i)->site;
+        }
+    }
+    return best != NULL ? error_set(err, RS_ENOTFOUND, "no site matches '%.60s' (did you mean %s?)", glob, best)
+                        : error_set(err, RS_ENOTFOUND, "no site matches '%.60s'; the ledger lists them", glob);
 }

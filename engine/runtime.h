@@ -64,4 +64,7 @@ static inline const struct op *runtime_op(const struct runtime *rt, uint32_t op)
     return op < rt->prog.n_ops ? &rt->prog.ops[op] : &rt->nextn.ops[op - rt->prog.n_ops];
 }
 
+/* RS_ENOTFOUND: a pattern that matches none of the first n_ops sites, with the site that was most likely meant. */
+enum rs_result runtime_no_site(const struct runtime *rt, uint32_t n_ops, const char *glob, struct rs_error *err);
+
 #endif

@@ -96,4 +96,7 @@ refuses "/watch without a condition" "/watch blk.0" "usage: /watch"
 refuses "/print of nothing that is there" "/print nonsense" "error: tensor.read: no step has run yet"
 refuses "/diff of one" "/diff mode=eager" "usage: /diff A B"
 refuses "/poke without a stop" "/poke output.norm 1" "stop"
+refuses "/tap of a kind of op" "/tap blk.3.moe_down" "no site matches 'blk.3.moe_down' (did you mean blk.3.ffn.exps.down?)"
+refuses "/break without the middle of the name" "/break blk.2.mla" "(did you mean blk.2.attn.mla?)"
+refuses "/tap of nothing" "/tap nonsense" "the ledger lists them"
 tap_done
