@@ -94,21 +94,87 @@ static void need_slots(struct con *con)
     json_decref(reply);
 }
 
-static void offer_slots(struct con *con, struct complete *c, const char *typed)
+static const char *impl_name(const json_t *slot, size_t k)
+{
+    const json_t *e = json_array_get(json_object_get(slot, "impls"), k);
+    return json_is_string(e) ? json_string_value(e) : js_str(e, "name", "");
+}
+
+/* SLOT=IMPL; the first `before` bytes of typed stand before it. */
+static void offer_slots(struct con *con, struct complete *c, const char *typed, size_t before)
 {
     need_slots(con);
     for (size_t i = 0; i < json_array_size(con->slots); i++) {
-        const json_t *s = json_array_get(con->slots, i), *impls = json_object_get(s, "impls");
+        const json_t *s = json_array_get(con->slots, i);
         const char *slot = js_str(s, "slot", "");
-        if (strchr(typed, '=') == NULL) {
-            offer(c, typed, xasprintf("%s=", slot));
+        if (strchr(typed + before, '=') == NULL) {
+            offer(c, typed, xasprintf("%.*s%s=", (int)before, typed, slot));
             continue;
         }
-        for (size_t k = 0; k < json_array_size(impls); k++) {
-            const json_t *e = json_array_get(impls, k);
-            offer(c, typed, xasprintf("%s=%s", slot, json_is_string(e) ? json_string_value(e) : js_str(e, "name", "")));
+        for (size_t k = 0; k < json_array_size(json_object_get(s, "impls")); k++)
+            offer(c, typed, xasprintf("%.*s%s=%s", (int)before, typed, slot, impl_name(s, k)));
+    }
+}
+
+/* Settings and slots, joined by commas: "mode=eager,mla=off". In a list of levels ("mla=absorbed,off") what follows a comma is a level. */
+static void offer_config(struct con *con, struct complete *c, const char *typed, bool levels)
+{
+    static const char *const words[] = {"mode=eager", "mode=graph", "numerics=invariant", "numerics=fast", "ranks="};
+    const char *comma = strrchr(typed, ','), *equals = strchr(typed, '=');
+    size_t before = comma != NULL ? (size_t)(comma - typed) + 1 : 0;
+    if (levels && equals != NULL && comma != NULL) {
+        need_slots(con);
+        for (size_t i = 0; i < json_array_size(con->slots); i++) {
+            const json_t *s = json_array_get(con->slots, i);
+            const char *slot = js_str(s, "slot", "");
+            if (strlen(slot) != (size_t)(equals - typed) || strncmp(slot, typed, strlen(slot)) != 0)
+                continue;
+            for (size_t k = 0; k < json_array_size(json_object_get(s, "impls")); k++)
+                offer(c, typed, xasprintf("%.*s%s", (int)before, typed, impl_name(s, k)));
         }
     }
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        size_t name = strcspn(words[i], "=");
+        if (levels && comma != NULL && equals != NULL && strncmp(typed, words[i], name + 1) == 0)
+            offer(c, typed, xasprintf("%.*s%s", (int)before, typed, words[i] + name + 1));
+        else if (!(levels && comma != NULL))
+            offer(c, typed, xasprintf("%.*s%.*s", (int)before, typed, strchr(typed + before, '=') != NULL ? (int)strlen(words[i]) : (int)name + 1, words[i]));
+    }
+    if (!(levels && comma != NULL))
+        offer_slots(con, c, typed, before);
+}
+
+/* How a pattern for sites could go on towards this site: up to the next dot. A part that is "*" stands for any. Caller frees; NULL: not at all. */
+static char *site_word(const char *site, const char *typed)
+{
+    const char *start = typed;
+    for (const char *dot; (dot = strchr(typed, '.')) != NULL; typed = dot + 1) {
+        size_t n = (size_t)(dot - typed), m = strcspn(site, ".");
+        bool any = n == 1 && *typed == '*';
+        if (site[m] != '.' || (!any && (n != m || memcmp(site, typed, n) != 0)))
+            return NULL;
+        site += m + 1;
+    }
+    if (strncmp(site, typed, strlen(typed)) != 0)
+        return NULL;
+    size_t m = strcspn(site, ".");
+    return xasprintf("%.*s%.*s", (int)(typed - start), start, (int)(m + (site[m] == '.')), site);
+}
+
+/* Sites of the loaded program; the first `before` bytes of typed stand before the pattern. */
+static void offer_sites(struct con *con, struct complete *c, const char *typed, size_t before)
+{
+    json_t *reply;
+    if (con->engine == NULL || con->lost || con->await_id != 0 || con_request(con, "program", NULL, &reply, NULL) != RS_OK)
+        return;
+    const json_t *ops = json_object_get(reply, "ops");
+    for (size_t i = 0; i < json_array_size(ops); i++) {
+        char *word = site_word(js_str(json_array_get(ops, i), "site", ""), typed + before);
+        if (word != NULL)
+            offer(c, typed, xasprintf("%.*s%s", (int)before, typed, word));
+        free(word);
+    }
+    json_decref(reply);
 }
 
 /* Names that hold control characters are left out: they would go to the terminal. */
@@ -147,9 +213,25 @@ static void offer_args(struct con *con, struct complete *c, const struct rcmd_en
     case RCMD_COMPLETE_FILE: offer_files(c, typed); break;
     case RCMD_COMPLETE_PATCH:
         if (first)
-            offer_words(c, typed, "list|set|revert|reset");
-        if (first || strncmp(args, "set ", 4) == 0)
-            offer_slots(con, c, typed);
+            offer_words(c, typed, "list|set|load|revert|reset");
+        if (!first && strncmp(args, "load ", 5) == 0)
+            offer_files(c, typed);
+        else if (strchr(typed, '@') != NULL)
+            offer_sites(con, c, typed, (size_t)(strchr(typed, '@') - typed) + 1);
+        else if (first || strncmp(args, "set ", 4) == 0)
+            offer_slots(con, c, typed, 0);
+        break;
+    case RCMD_COMPLETE_CONFIG:
+    case RCMD_COMPLETE_LEVELS:
+        if (strstr(args, ": ") != NULL || strstr(args, "-p ") != NULL)
+            break; /* the question, which is anything */
+        offer_words(c, typed, e->words);
+        offer_config(con, c, typed, e->complete == RCMD_COMPLETE_LEVELS);
+        break;
+    case RCMD_COMPLETE_SITE:
+        if (first)
+            offer_sites(con, c, typed, 0);
+        offer_words(c, typed, first ? e->words : e->later);
         break;
     case RCMD_COMPLETE_SETTING: offer_settings(c, typed); break;
     case RCMD_COMPLETE_COMMAND: offer_commands(c, typed); break;
@@ -181,6 +263,21 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+/* Sort, each word once. */
+static void sort(struct complete *c)
+{
+    size_t n = 0;
+    if (c->n > 1)
+        qsort(c->words, c->n, sizeof *c->words, by_text);
+    for (size_t i = 0; i < c->n; i++) {
+        if (n > 0 && strcmp(c->words[n - 1], c->words[i]) == 0)
+            free(c->words[i]);
+        else
+            c->words[n++] = c->words[i];
+    }
+    c->n = n;
+}
+
 void complete_line(struct con *con, const char *line, size_t point, struct complete *out)
 {
     *out = (struct complete){0};
@@ -203,8 +300,7 @@ void complete_line(struct con *con, const char *line, size_t point, struct compl
         if (e != NULL)
             offer_args(con, out, e, args, typed);
     }
-    if (out->n > 1)
-        qsort(out->words, out->n, sizeof *out->words, by_text);
+    sort(out);
     free(head);
 }
 

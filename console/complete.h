@@ -4,13 +4,13 @@
 
 #include "console/con.h"
 
-/* Candidates for the last word of a line; each is the whole word. One that ends in '=' or '/' goes on. */
+/* Candidates for the last word of a line; each is the whole word. One that ends in '=', '/' or '.' goes on. */
 struct complete {
     char **words; /* sorted */
     size_t n;
 };
 
-/* Complete line[0 .. point-1]. May ask the engine for its patch slots. Free with complete_fini(). */
+/* Complete line[0 .. point-1]. May ask the engine for its patch slots and sites. Free with complete_fini(). */
 void complete_line(struct con *con, const char *line, size_t point, struct complete *out);
 void complete_fini(struct complete *c);
 

@@ -67,7 +67,7 @@ static char **attempt(const char *text, int start, int end)
     words[0] = xstrndup(c.words[0], common);
     for (size_t i = 0; c.n > 1 && i < c.n; i++)
         words[i + 1] = xstrdup(c.words[i]);
-    bool goes_on = c.n == 1 && common > 0 && strchr("=/", c.words[0][common - 1]) != NULL;
+    bool goes_on = c.n == 1 && common > 0 && strchr("=/.", c.words[0][common - 1]) != NULL;
     rl_completion_append_character = goes_on ? '\0' : ' ';
     complete_fini(&c);
     return words;

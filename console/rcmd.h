@@ -11,7 +11,10 @@ enum rcmd_complete {
     RCMD_COMPLETE_NONE,
     RCMD_COMPLETE_WORDS, /* one of the words of the entry */
     RCMD_COMPLETE_FILE,
-    RCMD_COMPLETE_PATCH,   /* list, set, revert, reset, then slots and implementations */
+    RCMD_COMPLETE_PATCH,   /* list, set, load, revert, reset, then slots and implementations */
+    RCMD_COMPLETE_CONFIG,  /* words, settings and slots, joined by commas */
+    RCMD_COMPLETE_LEVELS,  /* settings and slots, each with several levels */
+    RCMD_COMPLETE_SITE,    /* a site or one of the words, then the later words */
     RCMD_COMPLETE_SETTING, /* NAME=VALUE */
     RCMD_COMPLETE_COMMAND,
     RCMD_COMPLETE_LUA,
@@ -24,6 +27,7 @@ struct rcmd_entry {
     const char *help; /* more, for /help NAME; or NULL */
     enum rcmd_complete complete;
     const char *words; /* separated by '|' */
+    const char *later; /* likewise, behind a site */
     bool changes;      /* changes engine or conversation: not for a client that only watches */
     enum rs_result (*exec)(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err);
 };

@@ -49,10 +49,12 @@ const struct rcmd_entry rcmd_tap_entry = {
     .help = "SITES is a glob, as in blk.*.attn.out. Steps stay graphs and tokens the same. /tap alone shows the last step of every tapped site; /untap takes taps "
             "away. save writes the whole tensor of the next step that is shown.",
     .changes = true,
+    .complete = RCMD_COMPLETE_SITE,
+    .later = "stats|hash|values|save|rank",
     .exec = by_lua,
 };
 const struct rcmd_entry rcmd_untap_entry = {
-    .name = "untap", .args = "[SITES]", .summary = "take taps away", .changes = true, .exec = by_lua,
+    .name = "untap", .args = "[SITES]", .summary = "take taps away", .changes = true, .complete = RCMD_COMPLETE_SITE, .exec = by_lua,
 };
 const struct rcmd_entry rcmd_watch_entry = {
     .name = "watch",
@@ -60,6 +62,9 @@ const struct rcmd_entry rcmd_watch_entry = {
     .summary = "watch for trouble in what ops write",
     .help = "CONDITION: nan, inf, allzero, constant, absmax>X, drift>X, rankdiff. A hit is told here; with stop it holds the engine. /watch alone lists them.",
     .changes = true,
+    .complete = RCMD_COMPLETE_SITE,
+    .words = "del",
+    .later = "if|nan|inf|allzero|constant|absmax>|drift>|rankdiff|stop|rank",
     .exec = by_lua,
 };
 const struct rcmd_entry rcmd_break_entry = {
@@ -69,6 +74,9 @@ const struct rcmd_entry rcmd_break_entry = {
     .help = "COND is an expression over step, pos, token, rows, prompt, layer, op, rank, min, max, absmax, mean, rms, zeros, nan, inf. Steps run eager while a "
             "breakpoint is armed. While the engine is stopped: /where, /print, /poke, /step, /next, /continue. /break alone lists them.",
     .changes = true,
+    .complete = RCMD_COMPLETE_SITE,
+    .words = "del",
+    .later = "before|after|if|rank",
     .exec = by_lua,
 };
 const struct rcmd_entry rcmd_print_entry = {
@@ -76,10 +84,16 @@ const struct rcmd_entry rcmd_print_entry = {
     .args = "SITE[RANK][ROWS:COLS]",
     .summary = "what an op has written",
     .help = "As in /print blk.0.attn.out, /print blk.0.attn.out[1] for rank 1, /print blk.0.attn.out[][0:2:0:8] for rows 0 and 1, columns 0 to 7.",
+    .complete = RCMD_COMPLETE_SITE,
     .exec = by_lua,
 };
 const struct rcmd_entry rcmd_poke_entry = {
-    .name = "poke", .args = "SITE[RANK][ROWS:COLS] VALUE", .summary = "overwrite a tensor while the engine is stopped", .changes = true, .exec = by_lua,
+    .name = "poke",
+    .args = "SITE[RANK][ROWS:COLS] VALUE",
+    .summary = "overwrite a tensor while the engine is stopped",
+    .changes = true,
+    .complete = RCMD_COMPLETE_SITE,
+    .exec = by_lua,
 };
 const struct rcmd_entry rcmd_diff_entry = {
     .name = "diff",
@@ -87,6 +101,8 @@ const struct rcmd_entry rcmd_diff_entry = {
     .summary = "run two configurations on the same tokens and compare every op",
     .help = "A and B: settings and patches joined by commas, or default, or file:PATH for a dump: /diff mode=eager mode=graph; /diff default matmul=f32,cache=f32.",
     .changes = true,
+    .complete = RCMD_COMPLETE_CONFIG,
+    .words = "default",
     .exec = by_lua,
 };
 const struct rcmd_entry rcmd_replay_entry = {

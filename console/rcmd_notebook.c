@@ -16,7 +16,7 @@ const struct rcmd_entry rcmd_exp_entry = {
     .help = "Factors are patch slots, mode, ranks and numerics; the first level of each is what the others are held against. All arms run on the loaded "
             "model, in turns; what they change is put back. The result is kept in the notebook. Ctrl-C stops it.\n"
             "Example: /exp slot_order=slot,file mla=absorbed,off mode=eager,graph : What is the capital of France?",
-    .complete = RCMD_COMPLETE_PATCH,
+    .complete = RCMD_COMPLETE_LEVELS,
     .changes = true,
     .exec = exec,
 };
@@ -26,7 +26,7 @@ const struct rcmd_entry rcmd_bisect_entry = {
     .args = "[SLOT=IMPL...] [: QUESTION]",
     .summary = "find the smallest set of patches that changes the answer",
     .help = "Without patches: those that are set now. An answer is bad when its tokens are not those that the model gives with all slots at their defaults.",
-    .complete = RCMD_COMPLETE_PATCH,
+    .complete = RCMD_COMPLETE_CONFIG,
     .changes = true,
     .exec = exec,
 };
@@ -38,6 +38,9 @@ const struct rcmd_entry rcmd_claim_entry = {
     .help = "A step is a configuration (slot=impl ..., or default) and whether the answer to the question must then be right or wrong. Steps are run when the "
             "claim is made and by /retest.\n"
             "Example: /claim add the attention op is to blame; What is the capital of France?; The capital of France is Paris.; default: wrong; mla=off: right",
+    .complete = RCMD_COMPLETE_WORDS,
+    .words = "add",
+    .changes = true,
     .exec = exec,
 };
 
@@ -45,6 +48,8 @@ const struct rcmd_entry rcmd_retest_entry = {
     .name = "retest",
     .args = "[ID|all]",
     .summary = "run claims again under the present configuration",
+    .complete = RCMD_COMPLETE_WORDS,
+    .words = "all",
     .changes = true,
     .exec = exec,
 };

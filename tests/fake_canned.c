@@ -74,6 +74,8 @@ static const struct {
      "'capturable':true,'in_graph':true,'us':[60.0,40.0],'absorbed':[]},{'op':3,'site':'blk.2.attn.mla','kind':'mla','impl':'direct','why':"
      "'site',"
      "'capturable':false,'in_graph':false,'us':[60.0,40.0],'absorbed':[]}]}"},
+    {"program", "{'ops':[{'op':0,'site':'embed'},{'op':1,'site':'blk.0.attn.norm'},{'op':2,'site':'blk.0.attn.allreduce'},{'op':3,'site':'blk.1.attn.norm'},"
+                "{'op':4,'site':'blk.1.attn.allreduce'},{'op':5,'site':'output.norm'},{'op':6,'site':'output.head'}],'allreduces':2,'ranks':1}"},
     {"health", "{'verdict':'garbage','reason':'entropy 1.62 nats where 0.05 is normal','stream':1,'health':{'entropy':1.62,'tokens':12}}"},
 };
 
