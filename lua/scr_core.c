@@ -289,7 +289,7 @@ static bool drain(lua_State *L, struct handle *h)
             ts->news++;
             return true;
         }
-        if (h->borrowed && host->event != NULL && ev.type != RS_EVENT_REPLY) {
+        if (h->borrowed && host->event != NULL) { /* replies too: panels ask beside a script */
             ts->reading = true;
             host->event(host->ctx, &ev);
             ts->reading = false;

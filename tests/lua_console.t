@@ -192,6 +192,20 @@ seen "and a script's text" "line of the script"
 seen "which is renewed" "asked again"
 rm "$XDG_CONFIG_HOME/rankscope/init.lua"
 
+# What panels ask while a script reads from the same engine reaches them: they go on afterwards.
+cat >"$TEST_SCRATCH/keys" <<X
+text =for i = 1, 300 do rs.call("stats") rs.sleep(0.005) end
+key Enter
+wait 2500
+text What is the capital of France?
+key Enter
+wait-text France is Paris.
+wait 1500
+save-screen $TEST_SCRATCH/screen
+X
+"$abs_builddir/rankscope" --local --no-think --screen 120x40 --keys "$TEST_SCRATCH/keys" >"$TEST_SCRATCH/out" 2>&1
+seen "panels go on after a script" "decode graph"
+
 # Ctrl-C: a loop that swallows errors, a wait, an endless coroutine.
 interrupt() { # NAME CODE
     "$abs_builddir/rankscope" -e "io.stdout:write('ready\n') io.stdout:flush() $2" >"$TEST_SCRATCH/out" 2>"$TEST_SCRATCH/err" &
