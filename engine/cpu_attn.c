@@ -48,17 +48,22 @@ static struct krn_pages pages(const struct cpu_call *k, const int32_t *table)
                               .row_bytes = c->kv_row_bytes, .block = c->lim.block, .type = c->lim.cache};
 }
 
-static void multiply_one(const struct cpu_call *k, uint32_t slot, uint32_t mat, const float *x, uint8_t *q8, float *y)
+/* y_i = matrix `mat` of a weight times x_i, for n rows; strides in floats. q8: room for n quantised rows. */
+static void multiply_head(const struct cpu_call *k, uint32_t slot, uint32_t mat, const float *x, size_t x_stride, uint32_t n, uint8_t *q8, float *y,
+                          size_t y_stride)
 {
     const struct op_view *v = plan_view(k->prog, k->rank, k->op->w[slot]);
-    struct krn_matmul m = {.type = v->type, .w = v->data + mat * v->mat_stride, .packed = cpu_packed(k, slot, mat),
-                           .w_stride = v->stride, .k = v->k, .row0 = 0, .row1 = v->rows, .n_cols = 1, .y = y};
+    struct krn_matmul m = {.type = v->type, .w = v->data + mat * v->mat_stride, .packed = cpu_packed(k, slot, mat), .w_stride = v->stride, .k = v->k,
+                           .row0 = 0, .row1 = v->rows, .n_cols = n, .y = y, .y_stride = y_stride};
     if (cpu_int8(k->choice, v)) {
-        k->c->mm->quantise_row(x, q8, v->k);
         m.x = q8;
+        m.x_stride = krn_q8_row_bytes(v->k);
+        for (uint32_t i = 0; i < n; i++)
+            k->c->mm->quantise_row(x + i * x_stride, q8 + i * m.x_stride, v->k);
         k->c->mm->q8(&m);
     } else {
         m.x = (const uint8_t *)x;
+        m.x_stride = x_stride * sizeof *x;
         k->c->mm->f32(&m);
     }
 }
@@ -76,32 +81,73 @@ static const int32_t *selection(const struct cpu_call *k, size_t row, uint32_t *
     return sel + 1;
 }
 
-/* Scratch: [q: heads x (l + r)] [latent out: heads x l] [q8 of one vector] [scores: 4 x keys] */
-static void absorbed_item(const struct cpu_call *k, size_t row, uint32_t h0, uint32_t nh, const struct batch_seg *next)
+enum { HEADS_TOGETHER = 4, ROWS_TOGETHER = 8, TOGETHER_BYTES = 320 << 10 };
+
+/* Absorbed rows that a worker takes together: the two matrices of a head are then read once for all of them. What lies between stays within the
+ * second-level cache, beside the rows of one sequence. */
+static uint32_t rows_together(const struct hparams *hp)
+{
+    size_t n = TOGETHER_BYTES / (hp->n_heads * (size_t)(2 * hp->kv_lora + hp->rope) * sizeof(float));
+    return n < 1 ? 1 : n > ROWS_TOGETHER ? ROWS_TOGETHER : (uint32_t)n;
+}
+
+struct absorb_scratch {
+    float *q, *latent, *scores; /* [row][head][l + r], [row][head][l], [HEADS_TOGETHER][keys] */
+    uint8_t *q8;                /* one vector of each row */
+};
+
+static size_t lay_absorb(const struct hparams *hp, uint32_t n_keys, uint8_t *base, struct absorb_scratch *s)
+{
+    const size_t longest = hp->kv_lora > hp->nope ? hp->kv_lora : hp->nope, keys = ((size_t)n_keys + 15) / 16 * 16, n = rows_together(hp);
+    const size_t q = n * hp->n_heads * (hp->kv_lora + hp->rope) * sizeof(float), latent = n * hp->n_heads * hp->kv_lora * sizeof(float);
+    size_t at = 0;
+    s->q = (float *)(void *)base;
+    at += (q + 63) / 64 * 64;
+    s->latent = (float *)(void *)(base + at);
+    at += (latent + 63) / 64 * 64;
+    s->q8 = base + at;
+    at += n * krn_q8_row_bytes((longest + 31) / 32 * 32);
+    s->scores = (float *)(void *)(base + at);
+    return at + HEADS_TOGETHER * keys * sizeof(float);
+}
+
+/* An absorbed row, and the segment after its own if it is the last of its own; else NULL. */
+struct absorb_row {
+    size_t row;
+    const struct batch_seg *next;
+};
+
+/* Heads h0 .. h0 + nh - 1 of n rows. */
+static void absorbed_rows(const struct cpu_call *k, const struct absorb_row *rows, uint32_t n, uint32_t h0, uint32_t nh)
 {
     const struct hparams *hp = k->c->hp;
-    uint32_t d = hp->kv_lora + hp->rope;
-    float *q = (float *)(void *)k->c->scratch[k->worker], *latent = q + (size_t)4 * d;
-    uint8_t *q8 = (uint8_t *)(latent + (size_t)4 * hp->kv_lora);
-    q8 += (64 - (uintptr_t)q8 % 64) % 64;
-    size_t longest = hp->kv_lora > hp->nope ? hp->kv_lora : hp->nope;
-    float *scores = (float *)(void *)(q8 + krn_q8_row_bytes((longest + 31) / 32 * 32));
-    const float *in = cpu_at(k, &k->op->in[0], row);
+    const size_t l = hp->kv_lora, d = l + hp->rope, in_stride = k->prog->width[BUF_Q][k->rank], out_stride = k->prog->width[BUF_O][k->rank];
+    const float *in = cpu_at(k, &k->op->in[0], rows[0].row);
+    float *out = cpu_at(k, &k->op->out[0], rows[0].row);
+    struct absorb_scratch s;
+    lay_absorb(hp, 0, k->c->scratch[k->worker], &s);
     for (uint32_t h = 0; h < nh; h++) {
         const float *qh = in + (size_t)(h0 + h) * hp->k_mla;
-        multiply_one(k, 0, h0 + h, qh, q8, q + (size_t)h * d);
-        memcpy(q + (size_t)h * d + hp->kv_lora, qh + hp->nope, hp->rope * sizeof(float));
+        multiply_head(k, 0, h0 + h, qh, in_stride, n, s.q8, s.q + h * d, nh * d);
+        for (uint32_t i = 0; i < n; i++)
+            memcpy(s.q + (i * nh + h) * d + l, qh + i * in_stride + hp->nope, hp->rope * sizeof(float));
     }
-    struct krn_attn_absorbed a = {.kv = pages(k, seg_of(k->b, row)->table), .l = hp->kv_lora, .r = hp->rope, .n_heads = nh,
-                                  .n_keys = (uint32_t)k->b->pos[row] + 1, .scale = hp->kq_scale, .q = q, .out = latent, .scores = scores};
-    a.sel = selection(k, row, &a.n_sel);
-    if (next != NULL) {
-        a.next = pages(k, next->table);
-        a.n_next = next->pos0 + 1;
-    }
-    k->c->vec->attn_absorbed(&a);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t h = 0; h < nh; h += HEADS_TOGETHER) {
+            struct krn_attn_absorbed a = {.kv = pages(k, seg_of(k->b, rows[i].row)->table), .l = hp->kv_lora, .r = hp->rope,
+                                          .n_heads = nh - h < HEADS_TOGETHER ? nh - h : HEADS_TOGETHER, .n_keys = (uint32_t)k->b->pos[rows[i].row] + 1,
+                                          .scale = hp->kq_scale, .q = s.q + (i * nh + h) * d, .out = s.latent + (i * nh + h) * l, .scores = s.scores};
+            a.sel = selection(k, rows[i].row, &a.n_sel);
+            if (rows[i].next != NULL) {
+                a.next = pages(k, rows[i].next->table);
+                a.n_next = rows[i].next->pos0 + 1;
+                a.part = h / HEADS_TOGETHER;
+                a.parts = (nh + HEADS_TOGETHER - 1) / HEADS_TOGETHER;
+            }
+            k->c->vec->attn_absorbed(&a);
+        }
     for (uint32_t h = 0; h < nh; h++)
-        multiply_one(k, 1, h0 + h, latent + (size_t)h * hp->kv_lora, q8, cpu_at(k, &k->op->out[0], row) + (size_t)(h0 + h) * hp->v_head);
+        multiply_head(k, 1, h0 + h, s.latent + h * l, nh * l, n, s.q8, out + (size_t)(h0 + h) * hp->v_head, out_stride);
 }
 
 struct expand_scratch {
@@ -141,13 +187,15 @@ static void head_matrix(const struct cpu_call *k, uint32_t h, const struct expan
     }
 }
 
-static void expanded_item(const struct cpu_call *k, const struct batch_seg *g, uint32_t h)
+/* new_head: its matrix is not yet in the scratch, where it stays for the next segments. */
+static void expanded_item(const struct cpu_call *k, const struct batch_seg *g, uint32_t h, bool new_head)
 {
     const struct hparams *hp = k->c->hp;
     struct expand_scratch s;
     uint32_t n_keys = g->pos0 + g->n_rows;
     lay_expand(k->c, n_keys, k->c->scratch[k->worker], &s);
-    head_matrix(k, h, &s);
+    if (new_head)
+        head_matrix(k, h, &s);
     struct krn_attn_expand e = {.kv = pages(k, g->table), .l = hp->kv_lora, .r = hp->rope, .nope = hp->nope, .v = hp->v_head, .key0 = 0, .key1 = n_keys,
                                 .b = s.b, .keys = s.keys, .values = s.values, .tmp = s.tmp};
     k->c->vec->attn_expand(&e);
@@ -174,43 +222,114 @@ static bool is_expanded(const struct batch_seg *g, enum form form)
     return form == FORM_EXPANDED || (form == FORM_AUTO && g->kind == BATCH_PROMPT);
 }
 
-/* The next segment of an absorbed form, or NULL. */
-static const struct batch_seg *next_absorbed(const struct batch *b, uint32_t g, enum form form)
+/* The first segment of the form wanted, from g on; n_segs if there is none. */
+static uint32_t next_seg(const struct batch *b, uint32_t g, enum form form, bool expanded)
 {
-    while (++g < b->n_segs && is_expanded(&b->segs[g], form))
-        ;
-    return g < b->n_segs ? &b->segs[g] : NULL;
+    while (g < b->n_segs && is_expanded(&b->segs[g], form) != expanded)
+        g++;
+    return g;
 }
 
-/* Items are cut by number: a head of an expanded segment is one, up to four heads of an absorbed row are one. */
+static uint32_t next_absorbed(const struct batch *b, uint32_t g, enum form form)
+{
+    return next_seg(b, g, form, false);
+}
+
+static size_t count_rows(const struct batch *b, enum form form)
+{
+    size_t n = 0;
+    for (uint32_t g = next_absorbed(b, 0, form); g < b->n_segs; g = next_absorbed(b, g + 1, form))
+        n += b->segs[g].n_rows;
+    return n;
+}
+
+/* Absorbed rows one after the other. */
+struct absorb_walk {
+    const struct batch *b;
+    enum form form;
+    uint32_t seg, at; /* the next row: `at` of segment `seg` */
+};
+
+static void skip_rows(struct absorb_walk *w, size_t n)
+{
+    for (w->seg = next_absorbed(w->b, w->seg, w->form); w->seg < w->b->n_segs && n >= w->b->segs[w->seg].n_rows - w->at;
+         w->seg = next_absorbed(w->b, w->seg + 1, w->form)) {
+        n -= w->b->segs[w->seg].n_rows - w->at;
+        w->at = 0;
+    }
+    w->at += (uint32_t)n;
+}
+
+/* The next rows, at most n and side by side in the buffers; returns how many. */
+static uint32_t take_rows(struct absorb_walk w, uint32_t n, struct absorb_row *out)
+{
+    uint32_t got = 0;
+    while (got < n && w.seg < w.b->n_segs) {
+        const struct batch_seg *g = &w.b->segs[w.seg];
+        if (got > 0 && out[got - 1].row + 1 != g->row0 + w.at)
+            break;
+        out[got] = (struct absorb_row){.row = g->row0 + w.at};
+        if (++w.at == g->n_rows) {
+            w.seg = next_absorbed(w.b, w.seg + 1, w.form);
+            w.at = 0;
+            out[got].next = w.seg < w.b->n_segs ? &w.b->segs[w.seg] : NULL;
+        }
+        got++;
+    }
+    return got;
+}
+
+/* An item is a few heads of a row: four, or fewer where rows are so few that workers would have nothing to do. */
+static void run_absorbed(const struct cpu_call *k, enum form form, uint32_t heads)
+{
+    struct absorb_walk w = {.b = k->b, .form = form};
+    const size_t n_rows = count_rows(k->b, form);
+    uint32_t per = (heads + k->c->n_workers - 1) / k->c->n_workers, most = rows_together(k->c->hp);
+    per = per > HEADS_TOGETHER || n_rows >= (size_t)k->c->n_workers * ROWS_TOGETHER ? HEADS_TOGETHER : per < 1 ? 1 : per;
+    const uint32_t groups = (heads + per - 1) / per;
+    size_t at, to;
+    cpu_cut(k, n_rows * groups, 1, &at, &to);
+    skip_rows(&w, at / groups);
+    while (at < to) {
+        struct absorb_row rows[ROWS_TOGETHER];
+        const uint32_t g0 = (uint32_t)(at % groups), left = to - at < groups - g0 ? (uint32_t)(to - at) : groups - g0;
+        const size_t whole = g0 == 0 ? (to - at) / groups : 0; /* the first and the last row may be shared with other workers */
+        const uint32_t n = take_rows(w, whole < 1 ? 1 : whole < most ? (uint32_t)whole : most, rows), h0 = g0 * per;
+        const uint32_t h1 = (g0 + left) * per < heads ? (g0 + left) * per : heads;
+        absorbed_rows(k, rows, n, h0, h1 - h0);
+        at += (size_t)n * left;
+        if (g0 + left == groups)
+            skip_rows(&w, n);
+    }
+}
+
+/* An item is a head of a segment, head after head: what is made of a head's weights serves all segments. */
+static void run_expanded(const struct cpu_call *k, enum form form, uint32_t heads)
+{
+    size_t segs = 0, from, to;
+    for (uint32_t g = next_seg(k->b, 0, form, true); g < k->b->n_segs; g = next_seg(k->b, g + 1, form, true))
+        segs++;
+    cpu_cut(k, segs * heads, 1, &from, &to);
+    for (size_t at = from; at < to;) {
+        size_t nth = 0, skip = at % segs;
+        const uint32_t h = (uint32_t)(at / segs);
+        for (uint32_t g = next_seg(k->b, 0, form, true); g < k->b->n_segs && at < to; g = next_seg(k->b, g + 1, form, true))
+            if (nth++ >= skip) {
+                expanded_item(k, &k->b->segs[g], h, nth == skip + 1);
+                at++;
+            }
+    }
+}
+
+/* Each form is shared out evenly by itself. */
 static void run_mla(const struct cpu_call *k, enum form form)
 {
     const struct shard_layer *s = shard_of(k->c->shard, (uint32_t)k->op->layer, k->rank);
-    uint32_t heads = s->heads.to - s->heads.from, per = (heads + k->c->n_workers - 1) / k->c->n_workers;
-    per = per > 4 ? 4 : per < 1 ? 1 : per;
-    uint32_t groups = (heads + per - 1) / per;
-    for (int pass = 0; pass < 2 && heads != 0; pass++) { /* expanded items, then absorbed: each kind shared out evenly */
-        size_t total = 0, from, to, at = 0;
-        for (uint32_t g = 0; g < k->b->n_segs; g++)
-            if (is_expanded(&k->b->segs[g], form) == (pass == 0))
-                total += pass == 0 ? heads : (size_t)k->b->segs[g].n_rows * groups;
-        cpu_cut(k, total, 1, &from, &to);
-        for (uint32_t g = 0; g < k->b->n_segs && at < to; g++) {
-            const struct batch_seg *seg = &k->b->segs[g];
-            if (is_expanded(seg, form) != (pass == 0))
-                continue;
-            size_t n = pass == 0 ? heads : (size_t)seg->n_rows * groups;
-            for (size_t i = from > at ? from - at : 0; i < n && at + i < to; i++) {
-                if (pass == 0)
-                    expanded_item(k, seg, (uint32_t)i);
-                else
-                    absorbed_item(k, seg->row0 + i / groups, (uint32_t)(i % groups) * per,
-                                  heads - (uint32_t)(i % groups) * per < per ? heads - (uint32_t)(i % groups) * per : per,
-                                  i % groups == 0 && i / groups + 1 == seg->n_rows ? next_absorbed(k->b, g, form) : NULL);
-            }
-            at += n;
-        }
-    }
+    const uint32_t heads = s->heads.to - s->heads.from;
+    if (heads == 0)
+        return;
+    run_expanded(k, form, heads);
+    run_absorbed(k, form, heads);
 }
 
 static void run_mla_auto(const struct cpu_call *k) { run_mla(k, FORM_AUTO); }
@@ -219,12 +338,10 @@ static void run_mla_expanded(const struct cpu_call *k) { run_mla(k, FORM_EXPANDE
 
 size_t cpu_attn_scratch(const struct cpu *c, uint32_t n_keys, bool expanded)
 {
-    const struct hparams *hp = c->hp;
-    struct expand_scratch s;
-    size_t longest = hp->kv_lora > hp->nope ? hp->kv_lora : hp->nope, keys = ((size_t)n_keys + 15) / 16 * 16;
-    size_t absorbed = (4 * (size_t)(hp->kv_lora + hp->rope) + 4 * (size_t)hp->kv_lora + 4 * keys) * sizeof(float) + 64 + krn_q8_row_bytes((longest + 31) / 32 * 32);
-    size_t e = expanded ? lay_expand(c, n_keys, NULL, &s) : 0;
-    return absorbed > e ? absorbed : e;
+    struct absorb_scratch as;
+    struct expand_scratch es;
+    size_t a = lay_absorb(c->hp, n_keys, NULL, &as), e = expanded ? lay_expand(c, n_keys, NULL, &es) : 0;
+    return a > e ? a : e;
 }
 
 const struct cpu_launch CPU_KV_STORE = {one_phase, run_kv_store}, CPU_MLA_AUTO = {one_phase, run_mla_auto}, CPU_MLA_ABSORBED = {one_phase, run_mla_absorbed},

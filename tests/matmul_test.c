@@ -329,7 +329,7 @@ static const uint32_t all_types[] = {KRN_F32,  KRN_F16,  KRN_BF16, KRN_Q4_0, KRN
 
 static const struct {
     size_t k, rows, cols; /* k in blocks of 32 where the type allows, else rounded up to 256 */
-} shapes[] = {{256, 64, 13}, {512, 33, 7}, {1536, 16, 70}, {32, 5, 3}, {352, 77, 140}, {768, 48, 2}, {96, 1, 1}};
+} shapes[] = {{256, 64, 13}, {512, 33, 7}, {1536, 16, 70}, {32, 5, 3}, {352, 77, 140}, {768, 48, 2}, {96, 1, 1}, {32, 80, 12}, {64, 50, 9}};
 
 static size_t fitting_k(const struct krn_type_info *info, size_t k, bool odd)
 {

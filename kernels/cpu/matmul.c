@@ -117,6 +117,7 @@ void krn_pack(uint32_t type, const uint8_t *w, size_t w_stride, size_t rows, siz
 /* ---- driver ---- */
 
 enum { PREFETCH_COLS = 32 };
+enum { SHORT_K = 64, SHORT_COLS = 8 }; /* of so short rows so many columns are multiplied without panels: filling those would take longer */
 
 /* One call of the driver: some columns of a matmul. */
 struct job {
@@ -205,6 +206,15 @@ static void store(const struct job *job, size_t row, size_t n_rows, const struct
     }
 }
 
+/* Results go to as many places as there are columns, far apart and often at distances that are powers of two; ask for them while the products are
+ * made. Into the second-level cache: the first has too few ways for such distances. */
+static inline __attribute__((always_inline)) void prefetch_output(const struct job *job, size_t row, size_t n_rows)
+{
+    for (size_t j = 0; j < job->n_cols; j++)
+        for (size_t r = 0; r < n_rows; r += 16)
+            __builtin_prefetch(output(job->m, job->col + j) + row + r, 0, 2);
+}
+
 /* Rows row..row+n_rows-1, at most BLOCK_ROWS, times the columns at hand. */
 static void block_q8(const struct job *job, size_t row, size_t n_rows)
 {
@@ -212,6 +222,7 @@ static void block_q8(const struct job *job, size_t row, size_t n_rows)
     struct krn_sums sums;
     size_t k_end = job->m->k, n_panels = n_rows > PANEL_ROWS ? 2 : 1;
     memset(&sums, 0, job->n_cols * sizeof sums.v[0]);
+    prefetch_output(job, row, n_rows);
     for (size_t k = 0; k < k_end; k += CHUNK_K) {
         size_t n = min_size(CHUNK_K, k_end - k);
         for (size_t p = 0; p < n_panels; p++)
@@ -272,6 +283,23 @@ static void drive(struct job *job, void (*block)(const struct job *job, size_t r
     }
 }
 
+/* Whole panels of rows [row, end) times the columns at hand, a few at a time. false: nothing was done. */
+static bool few_columns(const struct job *job, size_t row, size_t end)
+{
+    const struct krn_matmul *m = job->m;
+    for (size_t c = 0; c < job->n_cols; c += KRN_FEW) {
+        struct krn_few few = {.n = (int)min_size(KRN_FEW, job->n_cols - c)};
+        for (size_t i = 0; i < (size_t)few.n; i++) {
+            few.x[i] = job->x[c + i];
+            few.y[i] = output(m, c + i);
+            few.scale[i] = m->col_scale != NULL ? m->col_scale[c + i] : 1.0f;
+        }
+        if (!job->ops->few_q8(m, row, end, &few))
+            return false; /* the type says so, at the first ones already */
+    }
+    return true;
+}
+
 void krn_matmul_drive_q8(const struct krn_matmul *whole, const struct krn_panel_ops *ops)
 {
     struct krn_matmul copy = *whole;
@@ -279,17 +307,11 @@ void krn_matmul_drive_q8(const struct krn_matmul *whole, const struct krn_panel_
     if (copy.row0 % PANEL_ROWS != 0 || ops->unpack_packed == NULL)
         copy.packed = NULL;
     struct job job = {.m = m, .ops = ops, .form = krn_quant_form(m->type)};
-    size_t row = m->row0;
-    if (m->n_cols != 0 && m->n_cols <= KRN_FEW && ops->few_q8 != NULL && m->row0 < m->row1) {
-        struct krn_few few = {.n = (int)m->n_cols};
+    size_t row = m->row0, most = m->k <= SHORT_K && m->packed != NULL ? SHORT_COLS : KRN_FEW;
+    if (m->n_cols != 0 && m->n_cols <= most && ops->few_q8 != NULL && m->row0 < m->row1) {
         size_t end = row + (m->row1 - m->row0) / PANEL_ROWS * PANEL_ROWS;
         set_columns(&job, 0);
-        for (size_t c = 0; c < m->n_cols; c++) {
-            few.x[c] = job.x[c];
-            few.y[c] = output(m, c);
-            few.scale[c] = m->col_scale != NULL ? m->col_scale[c] : 1.0f;
-        }
-        if (ops->few_q8(m, row, end, &few))
+        if (few_columns(&job, row, end))
             row = end;
     }
     if (row < m->row1)

@@ -40,8 +40,9 @@ struct krn_attn_absorbed {
     const float *q;
     float *out;
     float *scores;
-    struct krn_pages next; /* rows that the caller will look at next, fetched meanwhile: n_next of them, 0 for none */
+    struct krn_pages next; /* rows that the caller will look at next, fetched meanwhile: n_next of them, 0 for none; */
     uint32_t n_next;
+    uint32_t part, parts;  /* of each of them the part'th of so many pieces, for calls that share one `next` */
 };
 
 /* Expanded keys and values of one head: keys in tiles of KRN_KEY_TILE, transposed ([tile][dim][KRN_KEY_TILE]), values row by row. */

@@ -31,6 +31,20 @@ static float softmax_sum(float *s, uint32_t n, float m)
     return v_sum(acc) + tail;
 }
 
+/* The largest of n values, -INFINITY if there is none; NaN does not count. */
+static float largest_of(const float *s, uint32_t n)
+{
+    vf top = v_set(-INFINITY);
+    float m;
+    uint32_t i = 0;
+    for (; i + VL <= n; i += VL)
+        top = v_max(v_load(s + i), top);
+    m = v_hmax(top);
+    for (; i < n; i++)
+        m = s[i] > m ? s[i] : m;
+    return m;
+}
+
 /* Rows of a cache one after the other: all of them, or those of a selection. */
 struct walk {
     const struct krn_pages *p;
@@ -65,6 +79,23 @@ static inline const uint8_t *walk_row(struct walk *w)
 
 enum { SCORE_KEYS = VL == 16 ? 4 : 2 }; /* keys that share a load of the query; times four heads: what the registers hold */
 
+#if VL == 16
+/* What v_sum() gives for each of 16 vectors, by the same additions, four vectors of a head to a quarter: heads 0, 2, 1, 3. */
+ALWAYS_INLINE __m512 sums_of(const vf v[4][4])
+{
+    __m512 a[8], b[4], c[2];
+    UNROLL4 for (int h = 0; h < 2; h++)
+        UNROLL4 for (int x = 0; x < 4; x++)
+            a[4 * h + x] = _mm512_add_ps(_mm512_shuffle_f32x4((__m512)v[h][x], (__m512)v[h + 2][x], 0x44),
+                                         _mm512_shuffle_f32x4((__m512)v[h][x], (__m512)v[h + 2][x], 0xEE));
+    UNROLL4 for (int x = 0; x < 4; x++)
+        b[x] = _mm512_add_ps(_mm512_shuffle_f32x4(a[x], a[4 + x], 0x88), _mm512_shuffle_f32x4(a[x], a[4 + x], 0xDD));
+    UNROLL4 for (int x = 0; x < 2; x++)
+        c[x] = _mm512_add_ps(_mm512_shuffle_ps(b[2 * x], b[2 * x + 1], 0x44), _mm512_shuffle_ps(b[2 * x], b[2 * x + 1], 0xEE));
+    return _mm512_add_ps(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xDD));
+}
+#endif
+
 /* Dot products of `keys` cached rows with nh queries, scaled; keys, nh and type are constants. With many sequences a cache does not stay in the
  * processor's: the rows that come next (NULL: none) are fetched meanwhile. */
 ALWAYS_INLINE void score_keys(const struct krn_attn_absorbed *a, const float *const q[4], const uint8_t *const row[SCORE_KEYS],
@@ -86,6 +117,16 @@ ALWAYS_INLINE void score_keys(const struct krn_attn_absorbed *a, const float *co
                 acc[h][x] = v_fma(k[x], v, acc[h][x]);
         }
     }
+#if VL == 16
+    if (nh == 4 && keys == 4 && i == d) {
+        __m512 sums = _mm512_mul_ps(sums_of(acc), _mm512_set1_ps(a->scale));
+        _mm_storeu_ps(s[0] + j, _mm512_castps512_ps128(sums));
+        _mm_storeu_ps(s[2] + j, _mm512_extractf32x4_ps(sums, 1));
+        _mm_storeu_ps(s[1] + j, _mm512_extractf32x4_ps(sums, 2));
+        _mm_storeu_ps(s[3] + j, _mm512_extractf32x4_ps(sums, 3));
+        return;
+    }
+#endif
     UNROLL4 for (uint32_t h = 0; h < nh; h++)
         UNROLL4 for (uint32_t x = 0; x < keys; x++) {
             float tail = 0;
@@ -100,7 +141,8 @@ ALWAYS_INLINE void mix_latents(const struct krn_attn_absorbed *a, float *const s
                                uint32_t n_next, const uint32_t nh, const enum krn_cache_type type)
 {
     struct walk w = walk_start(&a->kv, a->sel), ahead = walk_start(&a->next, NULL);
-    const size_t bytes = (size_t)(a->l + a->r) * krn_cache_elem_bytes(type), fetch0 = bytes * i / a->l / 64 * 64, fetch1 = bytes * (i + 4 * VL) / a->l / 64 * 64;
+    const size_t lines = (size_t)(a->l + a->r) * krn_cache_elem_bytes(type) / 64, pieces = (size_t)a->l * (n_next != 0 ? a->parts : 1);
+    const size_t at = (size_t)a->l * a->part + i, fetch0 = lines * at / pieces * 64, fetch1 = lines * (at + 4 * VL) / pieces * 64;
     vf acc[4][4] = {{{0}}};
     for (uint32_t j = 0; j < n; j++) {
         const uint8_t *row = walk_row(&w);
@@ -148,12 +190,8 @@ ALWAYS_INLINE void absorbed_heads(const struct krn_attn_absorbed *a, uint32_t h0
     }
     for (uint32_t x = 0; j < n; j++, x++)
         score_keys(a, q, next + x, NULL, s, j, 1, nh, type);
-    for (uint32_t h = 0; h < nh; h++) {
-        float top = -INFINITY;
-        for (j = 0; j < n; j++)
-            top = s[h][j] > top ? s[h][j] : top;
-        inv[h] = 1.0f / softmax_sum(s[h], n, top);
-    }
+    for (uint32_t h = 0; h < nh; h++)
+        inv[h] = 1.0f / softmax_sum(s[h], n, largest_of(s[h], n));
     for (; i + 4 * VL <= a->l; i += 4 * VL)
         mix_latents(a, s, inv, h0, i, n, h0 == 0 ? a->n_next : 0, nh, type);
     for (; i < a->l; i++)
@@ -288,10 +326,7 @@ static float mask_row(const struct krn_attn_expanded *a, uint32_t row, float *s,
                 s[t] = -INFINITY;
         }
     }
-    float m = -INFINITY;
-    for (uint32_t t = 0; t < own; t++)
-        m = s[t] > m ? s[t] : m;
-    return m;
+    return largest_of(s, own);
 }
 
 static void mix_values(const struct krn_attn_expanded *a, uint32_t row, uint32_t nr, uint32_t n_keys, const float *s, size_t pitch, const float *inv)
