@@ -207,6 +207,8 @@ struct cpu_join {
     uint64_t written; /* by buffer: workers wrote parts of it */
     bool reduced;     /* the op before was a collective */
     bool alone;       /* the op before left tables that one worker made */
+    bool rope;        /* the op before rotated queries */
+    uint8_t rows;     /* which rows the phase before went by, worker for worker: 0 for none */
 };
 
 /* Does this phase need a barrier before it? To be called for every node in order; a barrier made for another reason zeroes *j. */

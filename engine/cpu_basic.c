@@ -65,17 +65,17 @@ static void run_add(const struct cpu_call *k)
             k->c->vec->add(cpu_at(k, &k->op->in[0], i) + from, cpu_at(k, &k->op->out[0], i) + from, to - from);
         return;
     }
-    cpu_cut(k, k->b->n_rows * n, 64, &from, &to); /* both buffers are whole rows, so the batch is one long vector */
+    cpu_cut(k, k->b->n_rows, 1, &from, &to); /* both buffers are whole rows, so this share is one long vector */
     if (from < to)
-        k->c->vec->add(cpu_at(k, &k->op->in[0], 0) + from, cpu_at(k, &k->op->out[0], 0) + from, to - from);
+        k->c->vec->add(cpu_at(k, &k->op->in[0], from), cpu_at(k, &k->op->out[0], from), (to - from) * n);
 }
 
-/* [gate | up] of `half` columns each, per row, to act. Rows are cut in pieces so that one row still feeds several workers. */
+/* [gate | up] of `half` columns each, per row, to act. */
 static void silu_rows(const struct cpu_call *k, size_t rows, uint32_t half)
 {
+    size_t from, to;
     if (half == 0)
         return;
-    enum { PIECE = 256 };
     if (k->local) {
         size_t a, z;
         cpu_cut(k, half, CPU_ROW_UNIT, &a, &z);
@@ -85,12 +85,10 @@ static void silu_rows(const struct cpu_call *k, size_t rows, uint32_t half)
         }
         return;
     }
-    size_t per_row = (half + PIECE - 1) / PIECE, from, to;
-    cpu_cut(k, rows * per_row, 1, &from, &to);
+    cpu_cut(k, rows, 1, &from, &to);
     for (size_t i = from; i < to; i++) {
-        size_t row = i / per_row, at = i % per_row * PIECE, n = half - at < PIECE ? half - at : PIECE;
-        const float *g = cpu_at(k, &k->op->in[0], row) + at;
-        k->c->vec->silu_mul(g, g + half, cpu_at(k, &k->op->out[0], row) + at, n);
+        const float *g = cpu_at(k, &k->op->in[0], i);
+        k->c->vec->silu_mul(g, g + half, cpu_at(k, &k->op->out[0], i), half);
     }
 }
 

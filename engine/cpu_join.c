@@ -1,9 +1,10 @@
 /* CPU: which barriers a captured step needs.
  *
  * A barrier costs two trips of a cache line between cores, and whoever is first waits for the slowest; a decode step of a small model spends more
- * time at barriers than between them if each op has one. Two ways to share out the work need fewer:
+ * time at barriers than between them if each op has one. The ways to share out the work need fewer:
  *
  *   whole  every worker has whole ranks to itself: only a collective looks at what another worker did.
+ *   cut    many rows: where an op goes by rows and the next one by the same rows in the same way, a worker needs no more than its own.
  *   local  every worker has a part of one rank, and few rows: each makes the small tensors that all of them need (norms, routing) for itself, in
  *          private memory, and the first worker of the rank also writes them where observers look. Ops that go by rows of a weight keep to the
  *          same cut from one to the next (gate and up, activation; down, residual), so that a worker reads back what it wrote.
@@ -58,6 +59,38 @@ static void note(struct cpu_join *j, const struct op *op, uint32_t n_phases)
     j->alone = op->kind == OP_ROUTER && n_phases != 1; /* its last phase writes tables that are not private then */
 }
 
+enum { ROWS_NONE, ROWS_ALL, ROWS_LOGITS, ROWS_PAIRS };
+
+/* Does a phase cut all that it reads and writes evenly by rows, and by which? */
+static uint8_t rows_of(const struct op *op, uint32_t phase, uint32_t n_phases)
+{
+    const uint8_t out = op->out[0].buf;
+    switch (op->kind) {
+    case OP_RMSNORM: case OP_ADD: case OP_KV_STORE: case OP_SILU_MUL: break;
+    case OP_MOE_SILU_MUL: return ROWS_PAIRS;
+    case OP_LINEAR: case OP_QKV_A: case OP_GATE_UP: case OP_MOE_GATE_UP: case OP_MOE_DOWN: case OP_ROUTER: /* their inputs are quantised, or all of it */
+        if (phase != 0 || n_phases != 2)
+            return ROWS_NONE;
+        break;
+    default: return ROWS_NONE;
+    }
+    if (op->kind == OP_MOE_DOWN)
+        return ROWS_PAIRS;
+    return out == BUF_Y || out == BUF_LOGITS || out == BUF_FULL ? ROWS_LOGITS : ROWS_ALL;
+}
+
+/* Where rows are cut alike no barrier is needed; nor after two ops that leave alone what the next one looks at: rotated queries, the router's tables. */
+static bool cut_needs(struct cpu_join *j, const struct op *op, uint32_t phase, uint32_t n_phases)
+{
+    const uint8_t rows = rows_of(op, phase, n_phases);
+    const bool apart = (j->rope && op->kind == OP_KV_STORE) || (j->alone && op->kind == OP_MOE_GATE_UP && rows == ROWS_ALL);
+    const bool join = !apart && (rows == ROWS_NONE || rows != j->rows);
+    j->rows = apart ? ROWS_NONE : rows;
+    j->rope = op->kind == OP_ROPE_Q;
+    j->alone = op->kind == OP_ROUTER && phase + 1 == n_phases;
+    return join;
+}
+
 bool cpu_join_before(struct cpu_join *j, enum cpu_sharing how, const struct op *op, uint32_t phase, uint32_t n_phases)
 {
     bool join = true;
@@ -69,6 +102,8 @@ bool cpu_join_before(struct cpu_join *j, enum cpu_sharing how, const struct op *
         if (join)
             j->written = 0;
         note(j, op, n_phases);
+    } else {
+        join = cut_needs(j, op, phase, n_phases);
     }
     return join;
 }

@@ -10,20 +10,26 @@ bool cpu_router_is_large(const struct cpu *c, uint32_t bucket)
     return (uint64_t)c->hp->n_experts * c->hp->n_embd * bucket > 32768;
 }
 
+/* One: a worker alone. Two: rows shared out, which needs rows for everyone and weights that stay in every worker's cache; then the grouping. Three:
+ * the experts are shared out first, then the rows. */
 static uint32_t router_phases(const struct cpu *c, const struct op *op, const struct choice *ch, uint32_t bucket)
 {
+    enum { SMALL = 1 << 16, EACH = 4 }; /* weights; rows of a worker */
     (void)op, (void)ch;
-    return cpu_router_is_large(c, bucket) ? 3 : 1;
+    if (!cpu_router_is_large(c, bucket))
+        return 1;
+    return (uint64_t)c->hp->n_experts * c->hp->n_embd <= SMALL && bucket >= EACH * c->n_workers ? 2 : 3;
 }
 
-static void router_logits(const struct cpu_call *k, size_t r0, size_t r1)
+/* Experts [e0, e1) of rows [from, to). */
+static void router_logits(const struct cpu_call *k, size_t e0, size_t e1, size_t from, size_t to)
 {
     const struct op_view *v = plan_view(k->prog, k->rank, k->op->w[0]);
-    if (r0 >= r1)
+    if (e0 >= e1 || from >= to)
         return;
-    struct krn_matmul m = {.type = v->type, .w = v->data, .w_stride = v->stride, .k = v->k, .row0 = r0, .row1 = r1,
-                           .x = (const uint8_t *)cpu_at(k, &k->op->in[0], 0), .x_stride = k->prog->width[BUF_H][k->rank] * sizeof(float),
-                           .n_cols = k->b->n_rows, .y = cpu_at(k, &k->op->out[0], 0), .y_stride = k->c->hp->n_experts};
+    struct krn_matmul m = {.type = v->type, .w = v->data, .w_stride = v->stride, .k = v->k, .row0 = e0, .row1 = e1,
+                           .x = (const uint8_t *)cpu_at(k, &k->op->in[0], from), .x_stride = k->prog->width[BUF_H][k->rank] * sizeof(float),
+                           .n_cols = to - from, .y = cpu_at(k, &k->op->out[0], from), .y_stride = k->c->hp->n_experts};
     k->c->mm->f32(&m);
 }
 
@@ -82,17 +88,21 @@ static void run_router(const struct cpu_call *k)
     if (k->n_phases == 1) {
         if (!k->local && !cpu_alone(k))
             return;
-        router_logits(k, 0, k->c->hp->n_experts);
+        router_logits(k, 0, k->c->hp->n_experts, 0, k->b->n_rows);
         router_choose(k, 0, k->b->n_rows);
         group_pairs(k);
         cpu_publish(k, &k->op->out[0], k->b->n_rows);
         cpu_publish(k, &k->op->out[1], k->b->n_rows);
         if (k->local && cpu_alone(k))
             k->c->rank[k->rank].routing.n_pairs = cpu_routing(k)->n_pairs; /* observers ask for it */
+    } else if (k->phase == 0 && k->n_phases == 2) {
+        cpu_cut(k, k->b->n_rows, 1, &from, &to);
+        router_logits(k, 0, k->c->hp->n_experts, from, to);
+        router_choose(k, from, to);
     } else if (k->phase == 0) {
         cpu_cut(k, k->c->hp->n_experts, CPU_ROW_UNIT, &from, &to);
-        router_logits(k, from, to);
-    } else if (k->phase == 1) {
+        router_logits(k, from, to, 0, k->b->n_rows);
+    } else if (k->phase == 1 && k->n_phases == 3) {
         cpu_cut(k, k->b->n_rows, 1, &from, &to);
         router_choose(k, from, to);
     } else if (cpu_alone(k)) {
