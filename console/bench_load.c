@@ -1,5 +1,5 @@
-/* Levels of concurrency one after the other, at each of them every way of running in turns: eager and graph, invariant and fast. Every answer is
- * compared with the answer to the same prompt alone. */
+/* Levels of concurrency one after the other, at each of them every way of running in turns: eager and graph, invariant and fast; all of it in as many
+ * rounds as wanted. Every answer is compared with the answer to the same prompt alone, every speed with that of a prompt that is read alone. */
 #include "config.h"
 
 #include "console/bench_load.h"
@@ -55,11 +55,18 @@ const struct opt bench_load_table[] = {
 
 enum { MAX_LEVELS = 32, MAX_WAYS = 4 };
 
+/* One number of each round. */
+struct rounds {
+    double *v;
+    size_t n;
+};
+
 struct way {
     const char *mode, *numerics;
     char name[32];
-    double speed[MAX_LEVELS]; /* output tokens per second */
-    double decode_rate[MAX_LEVELS]; /* of steps between two tokens: rows of such a step over its time (median) */
+    struct rounds speed[MAX_LEVELS];      /* output tokens per second */
+    struct rounds proportion[MAX_LEVELS]; /* how fast tokens are generated, in parts of how fast a prompt is read right before and after */
+    double typical[MAX_LEVELS];           /* medians of speed, once all is measured */
 };
 
 struct bench {
@@ -68,14 +75,37 @@ struct bench {
     double x[MAX_LEVELS];
     struct way way[MAX_WAYS];
     struct load_spec spec;
-    long requests;
+    long requests, rounds;
     bool json;
-    double prompt_rate; /* tokens per second of one long prompt alone */
+    struct rounds prompt_rate; /* tokens per second of one long prompt alone */
     size_t compared, identical, failed, held;
     size_t invariant_differs;
     struct table *speed, *times;
     json_t *results, *graphs;
 };
+
+static void keep(struct rounds *r, double v)
+{
+    r->v = xreallocarray(r->v, r->n + 1, sizeof *r->v);
+    r->v[r->n++] = v;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* NAN without numbers. */
+static double median(const struct rounds *r)
+{
+    double *v = xcalloc(r->n + 1, sizeof *v), m;
+    memcpy(v, r->v, r->n * sizeof *v);
+    qsort(v, r->n, sizeof *v, by_value);
+    m = r->n == 0 ? NAN : r->n % 2 != 0 ? v[r->n / 2] : (v[r->n / 2 - 1] + v[r->n / 2]) / 2;
+    free(v);
+    return m;
+}
 
 static bool parse_levels(const char *text, struct bench *b)
 {
@@ -167,37 +197,8 @@ static enum rs_result set_way(struct bench *b, const struct way *w, struct rs_er
     return r == RS_OK ? con_refresh(b->con, err) : r;
 }
 
-static enum rs_result run_level(struct bench *b, size_t level, struct way *w, struct rs_error *err)
-{
-    struct load_result r;
-    struct load_summary s;
-    char label[64];
-    snprintf(label, sizeof label, "%zu at once, %s", b->level[level], w->name);
-    b->spec.concurrency = b->level[level];
-    b->spec.n_requests = b->requests > 0 ? (size_t)b->requests : b->level[level] > 8 ? b->level[level] : 8;
-    b->spec.label = label;
-    enum rs_result rc = load_run(b->con, &b->spec, &r, err);
-    if (rc != RS_OK)
-        return rc;
-    load_summarise(&r, &s);
-    w->speed[level] = s.output_rate;
-    w->decode_rate[level] = (double)r.peak_running * 1e3 / s.itl.p50;
-    b->compared += r.compared;
-    b->identical += r.identical;
-    b->failed += r.failed;
-    b->held += r.held_after;
-    if (strcmp(w->numerics, "invariant") == 0)
-        b->invariant_differs += r.compared - r.identical;
-    add_rows(b, w, &r, &s);
-    show_differences(b, w, &r);
-    if (b->json)
-        json_array_append_new(b->results, load_json(b->con, &b->spec, &r, &s));
-    load_result_fini(&r);
-    return RS_OK;
-}
-
-/* How fast a long prompt is read by itself, for the proportion that batches reach. */
-static enum rs_result measure_prompt(struct bench *b, struct rs_error *err)
+/* How fast a long prompt is read by itself: tokens per second. */
+static enum rs_result measure_prompt(struct bench *b, double *rate, struct rs_error *err)
 {
     json_int_t n = js_int(b->con->info, "model.context", 2048) / 2, ctx = js_int(b->con->info, "state.ctx_total", n) / 2;
     n = n < ctx ? n : ctx;
@@ -209,18 +210,56 @@ static enum rs_result measure_prompt(struct bench *b, struct rs_error *err)
     enum rs_result rc = load_run(b->con, &spec, &r, err);
     if (rc == RS_OK) {
         load_summarise(&r, &s);
-        b->prompt_rate = (double)n * 1e3 / s.ttft.p50;
+        *rate = (double)n * 1e3 / s.ttft.p50;
+        keep(&b->prompt_rate, *rate);
         load_result_fini(&r);
     }
     load_prompts_free(p, 3);
     return rc;
 }
 
+/* A level, and prompts alone before and after it: whatever slows the machine down for a while slows both. */
+static enum rs_result run_level(struct bench *b, size_t level, struct way *w, struct rs_error *err)
+{
+    double before = NAN, after = NAN;
+    struct load_result r;
+    struct load_summary s;
+    char label[64];
+    snprintf(label, sizeof label, "%zu at once, %s", b->level[level], w->name);
+    b->spec.concurrency = b->level[level];
+    b->spec.n_requests = b->requests > 0 ? (size_t)b->requests : b->level[level] > 8 ? b->level[level] : 8;
+    b->spec.label = label;
+    enum rs_result rc = measure_prompt(b, &before, err);
+    if (rc == RS_OK)
+        rc = load_run(b->con, &b->spec, &r, err);
+    if (rc != RS_OK)
+        return rc;
+    rc = measure_prompt(b, &after, err);
+    load_summarise(&r, &s);
+    double rate = (before + after) / 2, part = (double)r.peak_running * 1e3 / s.itl.p50 / rate; /* rows of a step over the time between two tokens */
+    keep(&w->speed[level], s.output_rate);
+    keep(&w->proportion[level], part);
+    b->compared += r.compared;
+    b->identical += r.identical;
+    b->failed += r.failed;
+    b->held += r.held_after;
+    if (strcmp(w->numerics, "invariant") == 0)
+        b->invariant_differs += r.compared - r.identical;
+    add_rows(b, w, &r, &s);
+    show_differences(b, w, &r);
+    if (b->json) {
+        json_t *o = load_json(b->con, &b->spec, &r, &s);
+        json_object_set_new(o, "prompt_tokens_per_second", js_real(rate));
+        json_object_set_new(o, "of_prompt_speed", js_real(part));
+        json_array_append_new(b->results, o);
+    }
+    load_result_fini(&r);
+    return rc;
+}
+
 static enum rs_result run_all(struct bench *b, struct rs_error *err)
 {
-    enum rs_result r = set_way(b, &b->way[0], err);
-    if (r == RS_OK)
-        r = measure_prompt(b, err);
+    enum rs_result r = RS_OK;
     /* Answers alone are taken once for each numerics: the first way that has it. With both, levels are run twice, once against each. */
     for (size_t from = 0, to; from < b->n_ways && r == RS_OK; from = to) {
         for (to = from; to < b->n_ways && strcmp(b->way[to].numerics, b->way[from].numerics) == 0; to++)
@@ -228,17 +267,34 @@ static enum rs_result run_all(struct bench *b, struct rs_error *err)
         r = set_way(b, &b->way[from], err);
         if (r == RS_OK)
             r = load_alone(b->con, &b->spec, err);
-        for (size_t l = 0; l < b->n_levels && r == RS_OK; l++)
-            for (size_t w = from; w < to && r == RS_OK; w++) {
-                r = set_way(b, &b->way[w], err);
-                if (r == RS_OK)
-                    r = run_level(b, l, &b->way[w], err);
-            }
+        for (long i = 0; i < b->rounds; i++)
+            for (size_t l = 0; l < b->n_levels && r == RS_OK; l++)
+                for (size_t w = from; w < to && r == RS_OK; w++) {
+                    r = set_way(b, &b->way[w], err);
+                    if (r == RS_OK)
+                        r = run_level(b, l, &b->way[w], err);
+                }
     }
+    for (size_t w = 0; w < b->n_ways; w++)
+        for (size_t l = 0; l < b->n_levels; l++)
+            b->way[w].typical[l] = median(&b->way[w].speed[l]);
     return r;
 }
 
 /* ---- what it says in the end ---------------------------------------------------------------------------------------------------------------- */
+
+/* "0.71 (0.66 to 0.75)": the range where there were rounds enough to have one. */
+static void print_proportion(struct bench *b, const struct rounds *r)
+{
+    double low = INFINITY, high = 0;
+    for (size_t i = 0; i < r->n; i++) {
+        low = fmin(low, r->v[i]);
+        high = fmax(high, r->v[i]);
+    }
+    out_printf(b->con->out, OUT_TEXT, "%.2f", median(r));
+    if (r->n > 1)
+        out_printf(b->con->out, OUT_TEXT, " (%.2f to %.2f)", low, high);
+}
 
 /* The smallest level that gives nine tenths of the most. */
 static size_t knee_of(const struct bench *b, const struct way *w, double *best, double *last)
@@ -246,10 +302,10 @@ static size_t knee_of(const struct bench *b, const struct way *w, double *best, 
     size_t knee = 0;
     *best = 0;
     for (size_t l = 0; l < b->n_levels; l++)
-        *best = w->speed[l] > *best ? w->speed[l] : *best;
-    while (w->speed[knee] < 0.9 * *best)
+        *best = w->typical[l] > *best ? w->typical[l] : *best;
+    while (w->typical[knee] < 0.9 * *best)
         knee++;
-    *last = w->speed[b->n_levels - 1];
+    *last = w->typical[b->n_levels - 1];
     return b->level[knee];
 }
 
@@ -286,7 +342,7 @@ static void print_end(struct bench *b)
     struct load_plot p = {.title = "output tokens per second", .x_name = "requests at once", .y_name = "tokens/s", .n = b->n_levels, .x = b->x};
     for (size_t i = 0; i < b->n_ways; i++) {
         p.name[p.n_series] = b->way[i].name;
-        p.y[p.n_series++] = b->way[i].speed;
+        p.y[p.n_series++] = b->way[i].typical;
     }
     out_str(o, OUT_HEADING, "speed\n");
     table_print(b->speed, o);
@@ -300,18 +356,20 @@ static void print_end(struct bench *b)
         size_t knee = knee_of(b, &b->way[i], &best, &last);
         out_printf(o, OUT_TEXT, "%s: knee at %zu, most %.1f tokens/s, at %zu still %.0f %% of it\n", b->way[i].name, knee, best, b->level[b->n_levels - 1],
                    100 * last / best);
-        for (size_t l = 0; l < b->n_levels; l++)
-            out_printf(o, OUT_TEXT, "%s%s%zu: %.2f%s", l == 0 ? "  generating, in parts of the speed at which a prompt is read" : "", l == 0 ? ": " : ", ",
-                       b->level[l], b->way[i].decode_rate[l] / b->prompt_rate, l + 1 == b->n_levels ? "\n" : "");
+        for (size_t l = 0; l < b->n_levels; l++) {
+            out_printf(o, OUT_TEXT, "%s%zu: ", l == 0 ? "  generating, in parts of the speed at which a prompt is read: " : ", ", b->level[l]);
+            print_proportion(b, &b->way[i].proportion[l]);
+        }
+        out_str(o, OUT_TEXT, "\n");
     }
-    out_printf(o, OUT_TEXT, "a prompt by itself is read at %.1f tokens/s\n", b->prompt_rate);
+    out_printf(o, OUT_TEXT, "a prompt by itself is read at %.1f tokens/s\n", median(&b->prompt_rate));
     print_graphs(b);
     out_printf(o, b->identical == b->compared ? OUT_GOOD : OUT_BAD, "%zu of %zu answers identical to the same prompt alone\n", b->identical, b->compared);
 }
 
 static void print_json(struct bench *b)
 {
-    json_t *o = json_pack("{s:o, s:f, s:I, s:I, s:I}", "results", json_incref(b->results), "prompt_tokens_per_second", b->prompt_rate, "compared",
+    json_t *o = json_pack("{s:o, s:f, s:I, s:I, s:I}", "results", json_incref(b->results), "prompt_tokens_per_second", median(&b->prompt_rate), "compared",
                           (json_int_t)b->compared, "identical", (json_int_t)b->identical, "failed", (json_int_t)b->failed);
     for (size_t i = 0; i < b->n_ways; i++) {
         double best, last;
@@ -319,7 +377,10 @@ static void print_json(struct bench *b)
         json_t *k = json_object_get(o, "knee");
         if (k == NULL)
             json_object_set_new(o, "knee", k = json_object());
-        json_object_set_new(k, b->way[i].name, json_pack("{s:I, s:f, s:f}", "concurrency", knee, "most", best, "last", last));
+        json_t *parts = json_array();
+        for (size_t l = 0; l < b->n_levels; l++)
+            json_array_append_new(parts, js_real(median(&b->way[i].proportion[l])));
+        json_object_set_new(k, b->way[i].name, json_pack("{s:I, s:f, s:f, s:o}", "concurrency", knee, "most", best, "last", last, "of_prompt_speed", parts));
     }
     json_object_set(o, "graphs", b->graphs);
     char *text = js_dump(o, JSON_COMPACT);
@@ -333,7 +394,7 @@ static enum rs_result write_svg(struct bench *b, const char *path, struct rs_err
     struct load_plot p = {.title = "output tokens per second", .x_name = "requests at once", .y_name = "tokens/s", .n = b->n_levels, .x = b->x};
     for (size_t i = 0; i < b->n_ways; i++) {
         p.name[p.n_series] = b->way[i].name;
-        p.y[p.n_series++] = b->way[i].speed;
+        p.y[p.n_series++] = b->way[i].typical;
     }
     return load_plot_svg(&p, path, err);
 }
@@ -395,11 +456,21 @@ static enum rs_result bench(struct bench *b, const struct opt_values *v, struct 
     return r;
 }
 
+static void free_rounds(struct bench *b)
+{
+    free(b->prompt_rate.v);
+    for (size_t w = 0; w < b->n_ways; w++)
+        for (size_t l = 0; l < b->n_levels; l++) {
+            free(b->way[w].speed[l].v);
+            free(b->way[w].proportion[l].v);
+        }
+}
+
 enum exit_status bench_load_run(const struct cmd_entry *self, const struct opt_values *v)
 {
     struct rs_error err = {0};
     struct oneshot s;
-    struct bench b = {.con = &s.con, .requests = opt_int(v, "requests", 0), .json = opt_set(v, "json")};
+    struct bench b = {.con = &s.con, .requests = opt_int(v, "requests", 0), .rounds = opt_int(v, "repeats", 1), .json = opt_set(v, "json")};
     b.spec.output = opt_int(v, "output", 64);
     b.spec.rate = opt_float(v, "rate", 0);
     if (!parse_levels(opt_string(v, "concurrency", ""), &b))
@@ -417,6 +488,7 @@ enum exit_status bench_load_run(const struct cmd_entry *self, const struct opt_v
     json_decref(b.graphs);
     table_free(b.speed);
     table_free(b.times);
+    free_rounds(&b);
     if (r != RS_OK)
         return oneshot_fail(&s, &err);
     if (b.held != 0)

@@ -23,7 +23,7 @@ static const struct opt s_options[] = {
     {.name = "prompt", .letter = 'p', .type = OPT_INT, .arg = "N", .min = 0, .max = 1e6, .help = "tokens of the prompt test; without it 512, 0 leaves it out"},
     {.name = "gen", .letter = 'n', .type = OPT_INT, .arg = "N", .min = 0, .max = 1e6, .help = "tokens of the generation test; without it 128, 0 leaves it out"},
     {.name = "depth", .letter = 'd', .type = OPT_INT, .arg = "N", .min = 1, .max = 1e6, .help = "tokens in the cache before the generation test; without it 1"},
-    {.name = "repeats", .letter = 'r', .type = OPT_INT, .arg = "N", .min = 1, .max = 1000, .help = "how often each test is done; without it 5"},
+    {.name = "repeats", .letter = 'r', .type = OPT_INT, .arg = "N", .min = 1, .max = 1000, .help = "how often each test is done; without it 5, with --concurrency once"},
     {.name = "mode", .type = OPT_CHOICE, .choices = "both|graph|eager", .help = "in which mode to measure; without it both, in turns"},
     {.name = "json", .type = OPT_FLAG, .help = "print one JSON object: graph and eager, in each pp and tg, in each mean, stddev and samples (tokens per second)"},
     {0},
@@ -229,7 +229,9 @@ const struct cmd_entry cmd_bench_entry = {
             "\n\n"
             "With --concurrency it measures many requests at once, level by level, in every mode and both kinds of numerics in turns: output tokens "
             "per second in all and per user, time to the first token (TTFT), per further token (TPOT), between tokens (ITL) and to the end (E2EL), "
-            "the steps, the cache, and the level at which more requests hardly bring more (the knee). Each answer is compared with the answer to "
+            "the steps, the cache, and the level at which more requests hardly bring more (the knee). Before and after each level a prompt of 512 tokens is "
+            "read alone: the proportion of both speeds does not depend on how fast the machine happens to be. With --repeats the levels are gone through several "
+            "times; speeds and proportions are then medians. Each answer is compared with the answer to "
             "the same prompt alone; under numerics=invariant all must be identical, or the exit status is 4. With --json each level is an object "
             "with the keys of `vllm bench serve`.",
     .tables = {s_options, bench_load_table, oneshot_table},

@@ -2,6 +2,7 @@
 
 #include "console/js.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -53,6 +54,11 @@ json_t *js_or_null(const json_t *obj, const char *path)
 {
     json_t *v = js_at(obj, path);
     return v != NULL ? json_incref(v) : json_null();
+}
+
+json_t *js_real(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
 }
 
 char *js_dump(const json_t *value, size_t flags)

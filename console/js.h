@@ -19,6 +19,9 @@ bool js_bool(const json_t *obj, const char *path, bool def);
 /* A new reference to the member, or a new JSON null. */
 json_t *js_or_null(const json_t *obj, const char *path);
 
+/* A number, or null for one that JSON has no word for. New reference. */
+json_t *js_real(double x);
+
 /* One line of JSON; caller frees. C1 characters are written as \u escapes, so that the line is safe on a terminal. Floats get 9 digits. */
 char *js_dump(const json_t *value, size_t flags);
 

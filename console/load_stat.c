@@ -110,18 +110,13 @@ void load_summarise(const struct load_result *r, struct load_summary *s)
     s->batch = r->decode_rows / r->steps;
 }
 
-static json_t *num(double x)
-{
-    return isfinite(x) ? json_real(x) : json_null();
-}
-
 static void put_stat(json_t *o, const char *name, const struct load_stat *s)
 {
     const char *const what[] = {"mean", "median", "std", "p99"};
     const double v[] = {s->mean, s->p50, s->std, s->p99};
     for (int i = 0; i < 4; i++) {
         char *key = xasprintf("%s_%s_ms", what[i], name);
-        json_object_set_new(o, key, num(v[i]));
+        json_object_set_new(o, key, js_real(v[i]));
         free(key);
     }
 }
@@ -170,32 +165,32 @@ json_t *load_json(const struct con *con, const struct load_spec *spec, const str
     json_object_set_new(o, "request_rate", spec->rate > 0 ? json_real(spec->rate) : json_string("inf"));
     json_object_set_new(o, "burstiness", json_real(1.0));
     json_object_set_new(o, "max_concurrency", json_integer((json_int_t)r->concurrency));
-    json_object_set_new(o, "duration", num(r->seconds));
+    json_object_set_new(o, "duration", js_real(r->seconds));
     json_object_set_new(o, "completed", json_integer((json_int_t)r->completed));
     json_object_set_new(o, "failed", json_integer((json_int_t)r->failed));
     json_object_set_new(o, "total_input_tokens", json_integer((json_int_t)r->input_tokens));
     json_object_set_new(o, "total_output_tokens", json_integer((json_int_t)r->output_tokens));
-    json_object_set_new(o, "request_throughput", num(s->request_rate));
+    json_object_set_new(o, "request_throughput", js_real(s->request_rate));
     json_object_set_new(o, "request_goodput", json_null());
-    json_object_set_new(o, "output_throughput", num(s->output_rate));
-    json_object_set_new(o, "total_token_throughput", num(s->total_rate));
-    json_object_set_new(o, "max_output_tokens_per_s", num(s->peak_rate));
+    json_object_set_new(o, "output_throughput", js_real(s->output_rate));
+    json_object_set_new(o, "total_token_throughput", js_real(s->total_rate));
+    json_object_set_new(o, "max_output_tokens_per_s", js_real(s->peak_rate));
     json_object_set_new(o, "max_concurrent_requests", json_integer((json_int_t)r->peak_in_flight));
     put_stat(o, "ttft", &s->ttft);
     put_stat(o, "tpot", &s->tpot);
     put_stat(o, "itl", &s->itl);
     put_stat(o, "e2el", &s->e2el);
     put_arrays(o, spec, r);
-    json_object_set_new(o, "output_throughput_per_user", num(s->user_rate));
+    json_object_set_new(o, "output_throughput_per_user", js_real(s->user_rate));
     json_object_set_new(o, "mode", js_or_null(con->info, "state.mode"));
     json_object_set_new(o, "numerics", js_or_null(con->info, "state.numerics"));
     json_object_set_new(o, "ranks", js_or_null(con->info, "state.ranks"));
-    json_object_set_new(o, "ms_per_step", num(s->step_ms));
-    json_object_set_new(o, "rows_per_step", num(s->batch));
+    json_object_set_new(o, "ms_per_step", js_real(s->step_ms));
+    json_object_set_new(o, "rows_per_step", js_real(s->batch));
     json_object_set_new(o, "max_running", json_integer((json_int_t)r->peak_running));
-    json_object_set_new(o, "cache_use", num(r->peak_cache));
+    json_object_set_new(o, "cache_use", js_real(r->peak_cache));
     json_object_set_new(o, "cached_tokens", json_integer((json_int_t)r->cached_tokens));
-    json_object_set_new(o, "preemptions", num(r->preemptions));
+    json_object_set_new(o, "preemptions", js_real(r->preemptions));
     json_object_set_new(o, "blocks_held_after", json_integer((json_int_t)r->held_after));
     json_object_set_new(o, "compared", json_integer((json_int_t)r->compared));
     json_object_set_new(o, "identical", json_integer((json_int_t)r->identical));

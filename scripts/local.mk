@@ -1,5 +1,6 @@
 # scripts: commands for people who build and test. Lua scripts for operators are installed with the other data.
 dist_noinst_SCRIPTS += \
+	scripts/bench-batch \
 	scripts/bench-peer \
 	scripts/bench_peer.py \
 	scripts/bench-probes \

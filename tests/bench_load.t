@@ -32,5 +32,9 @@ tap_status "prompts with a common beginning" 0 rankscope bench --ranks 1 -c 8 --
 tap_like "find it in the cache" "$tap_out" ' [5-9][0-9] %'
 tap_like "both modes were measured" "$tap_out" 'eager invariant.*'
 tap_like "the graphs are listed" "$tap_out" 'graphs: [0-9]+, for batches of up to 1, 8.* rows, [0-9]'
+rankscope bench --ranks 1 -c 1,4 --input 16 --output 8 --distinct 4 --mode graph --numerics invariant --repeats 3 --json >"$TEST_SCRATCH/out.json" 2>"$TEST_SCRATCH/err"
+tap_eq "levels in three rounds" "$?" 0
+tap_eq "each with the speed of a prompt beside it" "$(grep -o '"prompt_tokens_per_second":[0-9.]*,"of_prompt_speed":[0-9.]*' "$TEST_SCRATCH/out.json" | wc -l)" 6
+tap_like "and the proportions' medians, level by level" "$(cat "$TEST_SCRATCH/out.json")" '"of_prompt_speed":\[[0-9.]+,[0-9.]+\]'
 tap_status "levels must rise" 2 rankscope bench -c 4,2
 tap_done
