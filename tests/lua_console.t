@@ -208,10 +208,11 @@ seen "panels go on after a script" "decode graph"
 
 # Ctrl-C: a loop that swallows errors, a wait, an endless coroutine.
 interrupt() { # NAME CODE
+    rm -f "$TEST_SCRATCH/out" # the word of the one before is no sign
     "$abs_builddir/rankscope" -e "io.stdout:write('ready\n') io.stdout:flush() $2" >"$TEST_SCRATCH/out" 2>"$TEST_SCRATCH/err" &
     pid=$!
     n=0
-    while ! grep -q ready "$TEST_SCRATCH/out" && [ $n -lt 100 ]; do
+    while ! grep -qs ready "$TEST_SCRATCH/out" && [ $n -lt 100 ]; do
         sleep 0.1
         n=$((n + 1))
     done
