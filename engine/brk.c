@@ -49,8 +49,8 @@ bool brk_allows(const char *method)
 {
     static const char *const FINE[] = {
         "hello", "info", "ping", "stop", "stats", "allreduce", "ledger", "program", "health", "audit", "patch.list", "probe.list", "probe.read", "watch.list",
-        "break.add", "break.del", "break.list", "where", "step", "next", "continue", "tensor.read", "tensor.write", "cancel", "stream.get", "encode", "decode", "pieces",
-        "session.new", "session.put", "session.get", "session.list", "hparams.check", "load", "requests",
+        "probe.untap", "probe.unwatch", "break.add", "break.del", "break.list", "where", "step", "next", "continue", "tensor.read", "tensor.write", "cancel", "stream.get", "encode",
+        "decode", "pieces", "session.new", "session.put", "session.get", "session.list", "hparams.check", "load", "requests",
     };
     for (size_t i = 0; i < sizeof FINE / sizeof FINE[0]; i++)
         if (strcmp(FINE[i], method) == 0)
@@ -68,7 +68,7 @@ json_t *brk_where_json(const struct engine *e)
         if (q->grew && q->state == SEQ_RUNNING)
             json_array_append_new(streams, json_integer(q->id));
     const struct batch *b = &e->batch;
-    json_t *o = json_pack("{s:s,s:I,s:i,s:i,s:i,s:i,s:o,s:b}", "reason", s->reason, "step", (json_int_t)e->steps + (s->in_walk ? 1 : 0), "rank", (int)s->rank, "rows",
+    json_t *o = json_pack("{s:s,s:I,s:i,s:i,s:i,s:i,s:o,s:b}", "reason", s->reason, "step", (json_int_t)e->steps + (s->op != NULL ? 1 : 0), "rank", (int)s->rank, "rows",
                           (int)b->n_rows, "pos", b->n_rows != 0 ? b->pos[b->n_rows - 1] : -1, "token", b->n_rows != 0 ? b->token[b->n_rows - 1] : -1, "streams",
                           streams, "in_step", s->in_walk);
     json_object_set_new(o, "site", s->op != NULL ? json_string(s->op->site) : json_null());
@@ -175,7 +175,7 @@ void brk_hook(void *arg, const struct op *op, bool after)
     const struct observe_spec *w = after && e->observe.n_binds != 0 ? observe_check(e, op->index, op->index + 1u) : NULL;
     if (w != NULL) {
         snprintf(e->brk.reason, sizeof e->brk.reason, "watch %u: %s", w->id, observe_cond_name(w->cond));
-        rank = w->hit.rank;
+        rank = e->observe.found.rank;
         stop = true;
     }
     if (stop)
@@ -184,11 +184,12 @@ void brk_hook(void *arg, const struct op *op, bool after)
 
 void brk_hold_after_step(struct engine *e, const struct observe_spec *w)
 {
-    snprintf(e->brk.reason, sizeof e->brk.reason, "watch %u: %s at %s, rank %u, step %llu", w->id, observe_cond_name(w->cond), w->hit.site, w->hit.rank,
-             (unsigned long long)w->hit.step);
-    e->brk.op = plan_find(&e->rt->prog, w->hit.site);
+    const struct observe_hit *f = &e->observe.found;
+    snprintf(e->brk.reason, sizeof e->brk.reason, "watch %u: %s at %s, rank %u, step %llu", w->id, observe_cond_name(w->cond), f->site, f->rank,
+             (unsigned long long)f->step);
+    e->brk.op = plan_find(&e->rt->prog, f->site);
     e->brk.after = true;
-    e->brk.rank = w->hit.rank;
+    e->brk.rank = f->rank;
     hold(e);
     e->brk.op = NULL;
 }

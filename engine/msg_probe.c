@@ -192,7 +192,8 @@ static enum rs_result msg_list(struct engine *e, struct msg *m, struct args *a, 
     enum rs_result rc = args_end(a);
     json_t *taps = json_array(), *watches = json_array();
     for (const struct observe_spec *s = e->observe.specs; s != NULL; s = s->next)
-        json_array_append_new(s->cond == OBSERVE_NONE ? taps : watches, spec_json(e, s));
+        if (!s->gone)
+            json_array_append_new(s->cond == OBSERVE_NONE ? taps : watches, spec_json(e, s));
     json_object_set_new(m->reply, "taps", taps);
     json_object_set_new(m->reply, "watches", watches);
     json_object_set_new(m->reply, "observers", json_integer(e->observe.set.n_obs));

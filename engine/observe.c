@@ -236,25 +236,24 @@ enum rs_result observe_add(struct engine *e, const struct observe_spec *spec, ui
     return RS_OK;
 }
 
-uint32_t observe_remove(struct engine *e, bool watches, uint32_t id, const char *glob)
+/* Free what is gone and arm the rest anew. */
+static void prune(struct engine *e)
 {
     struct observe_spec **at = &e->observe.specs;
-    uint32_t n = 0;
     while (*at != NULL) {
         struct observe_spec *s = *at;
-        bool mine = (s->cond != OBSERVE_NONE) == watches && (id != 0 ? s->id == id : glob == NULL || strcmp(s->glob, glob) == 0);
-        if (!mine) {
+        if (!s->gone) {
             at = &s->next;
             continue;
         }
         *at = s->next;
         free(s);
-        n++;
     }
+    e->observe.any_gone = false;
     struct plan pl;
     struct rs_error err;
-    if (n == 0 || e->rt == NULL)
-        return n;
+    if (e->rt == NULL)
+        return;
     if (build(e, &pl, &err) == RS_OK)
         adopt(e, &pl, true);
     else { /* no memory even for fewer: better none than observers whose specification is gone */
@@ -262,6 +261,21 @@ uint32_t observe_remove(struct engine *e, bool watches, uint32_t id, const char 
         e->rt->backend->ops->retire(e->rt->backend, e->patches.now.generation);
         drop_observers(&e->observe);
     }
+}
+
+uint32_t observe_remove(struct engine *e, bool watches, uint32_t id, const char *glob)
+{
+    uint32_t n = 0;
+    for (struct observe_spec *s = e->observe.specs; s != NULL; s = s->next) {
+        bool mine = (s->cond != OBSERVE_NONE) == watches && (id != 0 ? s->id == id : glob == NULL || strcmp(s->glob, glob) == 0);
+        if (!mine || s->gone)
+            continue;
+        s->gone = true;
+        n++;
+    }
+    e->observe.any_gone |= n != 0;
+    if (n != 0 && !brk_holding(e))
+        prune(e);
     return n;
 }
 
@@ -289,6 +303,8 @@ void observe_close(struct engine *e)
 struct probe_set *observe_begin(struct engine *e, bool prompt)
 {
     struct observe *ob = &e->observe;
+    if (ob->any_gone)
+        prune(e);
     if (ob->set.n_obs == 0)
         return NULL;
     uint64_t step = e->steps + 1;
@@ -372,7 +388,7 @@ struct observe_spec *observe_check(struct engine *e, uint32_t from, uint32_t to)
             continue;
         for (uint32_t r = 0; r < ob->n_ranks; r++) {
             struct observe_spec *s = b->spec;
-            if ((b->obs->ranks >> r & 1) == 0 || (s->rank >= 0 && (uint32_t)s->rank != r) || !holds(ob, b, r, &value))
+            if (s->gone || (b->obs->ranks >> r & 1) == 0 || (s->rank >= 0 && (uint32_t)s->rank != r) || !holds(ob, b, r, &value))
                 continue;
             const char *site = runtime_op(e->rt, b->obs->op)->site;
             if (s->hit.count++ == 0) {
@@ -380,8 +396,11 @@ struct observe_spec *observe_check(struct engine *e, uint32_t from, uint32_t to)
                                               .stats = b->obs->ring[(size_t)ob->set.slot * ob->n_ranks + r]};
                 snprintf(s->hit.site, sizeof s->hit.site, "%s", site);
             }
-            if (s->stop && stop == NULL)
+            if (s->stop && stop == NULL) {
                 stop = s;
+                ob->found = (struct observe_hit){.step = ob->steps[ob->set.slot].step, .op = b->obs->op, .rank = (uint16_t)r, .value = value};
+                snprintf(ob->found.site, sizeof ob->found.site, "%s", site);
+            }
             if (!s->stop && (s->hit.count & (s->hit.count - 1)) == 0) /* the 1st, 2nd, 4th ...: a flood says nothing more */
                 log_hit(e, s, r, site, value);
         }

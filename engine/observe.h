@@ -35,6 +35,7 @@ struct observe_spec {
     enum observe_cond cond;    /* OBSERVE_NONE: a tap */
     double limit;
     bool stop;                 /* watch: hold the engine; else only say so */
+    bool gone;                 /* taken away while the engine was held: counts no more, is freed before the next step */
     struct observe_hit hit;
 };
 
@@ -63,12 +64,15 @@ struct observe {
     uint32_t n_ranks;
     struct observe_step steps[PROBE_STEPS];
     uint64_t bytes;
+    struct observe_hit found;  /* why observe_check() said stop the last time */
+    bool any_gone;             /* some specification is gone */
 };
 
 /* Add a specification and rearm. Errors: RS_ENOTFOUND (no site matches), RS_EUSAGE (rankdiff on sites that are not replicated; too much memory),
  * RS_ENOMEM; then nothing has changed. *n_sites: how many ops it observes. */
 enum rs_result observe_add(struct engine *e, const struct observe_spec *spec, uint32_t *id, uint32_t *n_sites, struct rs_error *err);
-/* Remove by id (0: all that match glob; NULL: everything), of taps or of watchpoints. Returns how many. */
+/* Remove by id (0: all that match glob; NULL: everything), of taps or of watchpoints. Returns how many. While the engine is held within a step
+ * observers stay where they are until that step is over. */
 uint32_t observe_remove(struct engine *e, bool watches, uint32_t id, const char *glob);
 /* The program has changed: resolve again. Sites that no longer exist are without observers until they do. */
 void observe_rebind(struct engine *e);
