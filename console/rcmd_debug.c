@@ -83,7 +83,8 @@ const struct rcmd_entry rcmd_print_entry = {
     .name = "print",
     .args = "SITE[RANK][ROWS:COLS]",
     .summary = "what an op has written",
-    .help = "As in /print blk.0.attn.out, /print blk.0.attn.out[1] for rank 1, /print blk.0.attn.out[][0:2:0:8] for rows 0 and 1, columns 0 to 7.",
+    .help = "As in /print blk.0.attn.out, /print blk.0.attn.out[1] for rank 1, /print blk.0.attn.out[][0:2:0:8] for rows 0 and 1, columns 0 to 7. "
+            "A part that is named so is shown whole, else the first rows and columns are; outside of a step, what the last step left there.",
     .complete = RCMD_COMPLETE_SITE,
     .exec = by_lua,
 };
@@ -91,6 +92,7 @@ const struct rcmd_entry rcmd_poke_entry = {
     .name = "poke",
     .args = "SITE[RANK][ROWS:COLS] VALUE",
     .summary = "overwrite a tensor while the engine is stopped",
+    .help = "Every value of the part gets VALUE: a number, nan, inf or -inf. Works while a breakpoint holds the engine inside a step.",
     .changes = true,
     .complete = RCMD_COMPLETE_SITE,
     .exec = by_lua,

@@ -308,6 +308,22 @@ static enum rs_result put_value(struct engine *e, const struct want *w, uint32_t
     return rc;
 }
 
+/* "value": a number, or in words what JSON has no number for. */
+static bool write_value(struct args *a, float *value)
+{
+    static const struct {
+        const char *name;
+        float x;
+    } WORDS[] = {{"nan", NAN}, {"inf", INFINITY}, {"-inf", -INFINITY}};
+    const char *word = json_string_value(json_object_get(a->obj, "value"));
+    for (size_t i = 0; word != NULL && i < sizeof WORDS / sizeof WORDS[0]; i++)
+        if (strcmp(word, WORDS[i].name) == 0) {
+            *value = WORDS[i].x;
+            return args_str(a, "value", &word);
+        }
+    return args_f32(a, "value", -INFINITY, INFINITY, value);
+}
+
 static enum rs_result msg_tensor_write(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
     struct want w = {.op = NULL};
@@ -318,7 +334,7 @@ static enum rs_result msg_tensor_write(struct engine *e, struct msg *m, struct a
     if (rc != RS_OK)
         return rc;
     rc = find_want(e, a, &w, err);
-    bool scalar = args_f32(a, "value", -INFINITY, INFINITY, &value);
+    bool scalar = write_value(a, &value);
     if (rc == RS_OK)
         rc = args_end(a);
     if (rc != RS_OK)

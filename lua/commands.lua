@@ -129,7 +129,9 @@ function commands.claim(args)
   local text = args:match("^add%s+(.+)$")
   if not text then
     if args ~= "" then error("usage: /claim [add STATEMENT; QUESTION; ANSWER; CONFIG: right|wrong; ...]", 0) end
-    for _, c in ipairs(nb:claims()) do print(("%3d  %-18s %s"):format(c.id, c.status, c.statement)) end
+    local list = nb:claims()
+    for _, c in ipairs(list) do print(("%3d  %-18s %s"):format(c.id, c.status, c.statement)) end
+    if #list == 0 then print("there are no claims") end
     return
   end
   local parts = split(text, ";")
@@ -162,12 +164,15 @@ function commands.notebook(args)
   local word, rest = args:match("^(%S*)%s*(.*)$")
   local text, tie = rest:match("^(.-)%s+for%s+hypothesis%s+(%d+)$")
   if word == "task" and rest ~= "" then print(("task %d"):format(nb:task(text or rest, text and math.tointeger(tonumber(tie)))))
-  elseif word == "done" and tonumber(rest) then nb:task_status(math.tointeger(tonumber(rest)), "done")
+  elseif word == "done" and math.tointeger(tonumber(rest)) then
+    nb:task_status(math.tointeger(tonumber(rest)), "done")
+    print(("task %d: done"):format(math.tointeger(tonumber(rest))))
   elseif word == "hypothesis" and rest ~= "" then print(("hypothesis %d"):format(nb:hypothesis(rest)))
   elseif word == "resolve" then
     local id, status = rest:match("^(%d+)%s+(%a+)$")
     if not id then error("usage: /notebook resolve ID supported|refuted|superseded|open", 0) end
     nb:resolve(math.tointeger(id), status)
+    print(("hypothesis %d: %s"):format(math.tointeger(id), status))
   elseif args:match("%.md$") then
     local f, why = io.open(args, "w")
     if not f then error("/notebook: " .. why, 0) end
@@ -311,25 +316,50 @@ local function place(text, where)
   return site, o
 end
 
+local LINE = 6           -- values in a line: they fit 80 columns
+local SHOWN = 4096       -- values of a part that was asked for by rows and columns
+
+-- The first rows and columns, or all of a part that was named; its rows say where each line begins.
+local function print_values(t, o)
+  local rows, cols = t.shape[1], t.shape[2]
+  if not o.rows then
+    for r = 1, math.min(rows, 8) do
+      local row = {}
+      for c = 1, math.min(cols, LINE) do row[c] = ("%9.4g"):format(t:at(r, c)) end
+      print("  " .. table.concat(row, " ") .. (cols > LINE and " ..." or ""))
+    end
+    if rows > 8 then print("  ...") end
+    return
+  end
+  local row0, col0, left = math.tointeger(o.rows:match("^%d+")), math.tointeger(o.cols:match("^%d+")), SHOWN
+  for r = 1, rows do
+    for c = 1, cols, LINE do
+      local line = {}
+      for k = c, math.min(cols, c + LINE - 1) do line[#line + 1] = ("%9.4g"):format(t:at(r, k)) end
+      print(("  %5d,%-5d %s"):format(row0 + r - 1, col0 + c - 1, table.concat(line, " ")))
+      left = left - #line
+      if left <= 0 then return print(("  ... (%d values shown; rs.tensor.read() has all of them)"):format(SHOWN - left)) end
+    end
+  end
+end
+
 function commands.print(args)
   if args == "" then error("usage: /print SITE[RANK][ROWS:COLS]", 0) end
   local site, o = place(args, "/print")
   local t = rs.tensor.read(site, o)
   print(("%s, %s, [%d, %d]"):format(t.name, tostring(t.layout), t.shape[1], t.shape[2]))
   print("  " .. stats_line(t.stats))
-  for r = 1, math.min(t.shape[1], 8) do
-    local row = {}
-    for c = 1, math.min(t.shape[2], 8) do row[c] = ("%9.4g"):format(t:at(r, c)) end
-    print("  " .. table.concat(row, " ") .. (t.shape[2] > 8 and " ..." or ""))
-  end
-  if t.shape[1] > 8 then print("  ...") end
+  print_values(t, o)
 end
+
+local NOT_FINITE = {nan = 0 / 0, inf = math.huge, ["-inf"] = -math.huge}
 
 function commands.poke(args)
   local at, v = args:match("^(%S+)%s+(%S+)$")
-  if not at or not tonumber(v) then error("usage: /poke SITE[RANK][ROWS:COLS] VALUE", 0) end
+  local x = v and (NOT_FINITE[v:lower()] or tonumber(v))
+  if not x then error("usage: /poke SITE[RANK][ROWS:COLS] VALUE, where VALUE is a number, nan, inf or -inf", 0) end
   local site, o = place(at, "/poke")
-  print(("%s values written"):format(tostring(rs.tensor.write(site, tonumber(v) + 0.0, o))))
+  print(("%s values written"):format(tostring(rs.tensor.write(site, x + 0.0, o))))
 end
 
 -- The question as the model's template puts it.

@@ -191,7 +191,8 @@ end
 function rs.tensor.write(site, value, opts)
   want("rs.tensor.write", "site", site, "string")
   want("rs.tensor.write", "value", value, "number")
-  local a = copy(options("rs.tensor.write", opts, READ), {site = site, value = value})
+  local word = value ~= value and "nan" or value == math.huge and "inf" or value == -math.huge and "-inf" or nil
+  local a = copy(options("rs.tensor.write", opts, READ), {site = site, value = word or value})
   a.rows, a.cols = range("rs.tensor.write: rows", a.rows), range("rs.tensor.write: cols", a.cols)
   return rs.call("tensor.write", a).written
 end

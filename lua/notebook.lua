@@ -132,12 +132,17 @@ function Notebook:claims() return self.db:run("SELECT * FROM claim ORDER BY stat
 ---@return integer id
 function Notebook:hypothesis(statement) want("hypothesis", "statement", statement, "string") return insert(self.db, "hypothesis", {statement = statement, made = os.time()}) end
 
+local function must_exist(db, kind, id)
+  if #db:run("SELECT id FROM " .. kind .. " WHERE id = ?", id) == 0 then error(("there is no %s %s in the notebook"):format(kind, tostring(id)), 0) end
+end
+
 local HYPOTHESIS = {open = true, supported = true, refuted = true, superseded = true}
 --- Settle a hypothesis: open, supported, refuted or superseded. Tasks tied to it change with it, so that no list goes stale.
 ---@param id integer
 ---@param status string
 function Notebook:resolve(id, status)
   if not HYPOTHESIS[status] then error("a hypothesis is open, supported, refuted or superseded", 2) end
+  must_exist(self.db, "hypothesis", id)
   self.db:run("UPDATE hypothesis SET status = ? WHERE id = ?", status, id)
   local task = status == "open" and "open" or status == "superseded" and "superseded" or "done"
   self.db:run("UPDATE task SET status = ? WHERE hypothesis = ?", task, id)
@@ -162,6 +167,7 @@ local TASK = {open = true, ["in progress"] = true, done = true, superseded = tru
 ---@param status string
 function Notebook:task_status(id, status)
   if not TASK[status] then error("a task is open, in progress, done or superseded", 2) end
+  must_exist(self.db, "task", id)
   self.db:run("UPDATE task SET status = ? WHERE id = ?", status, id)
 end
 --- All tasks.

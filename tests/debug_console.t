@@ -55,6 +55,10 @@ What is the capital of Peru?
 /next
 /poke blk.2.ffn.residual 0
 /print blk.2.ffn.residual
+/print blk.2.ffn.residual[][0:1:0:64]
+/poke blk.2.ffn.residual[][0:1:3:5] nan
+/print blk.2.ffn.residual
+/poke blk.2.ffn.residual 0
 /break
 /break del
 /continue
@@ -69,6 +73,8 @@ says "/step runs ops" "stopped after blk.2.ffn.exps.act"
 says "/next runs a layer" "stopped before blk.3.attn.norm"
 says "/poke writes" "256 values written"
 says "and it is there" "rms 0  zeros 256"
+says "a part is shown whole" "    0,60            0         0         0         0"
+says "/poke writes what is no number" "rms 0  zeros 254  nan 2"
 says "hits are counted" "after blk.2.ffn.router if rows == 1 && step > 3: 1 hits"
 says "and the answer goes on" "capital"
 says "in the end nothing is stopped" "the engine is not stopped"
@@ -96,6 +102,20 @@ refuses "/watch without a condition" "/watch blk.0" "usage: /watch"
 refuses "/print of nothing that is there" "/print nonsense" "error: tensor.read: no step has run yet"
 refuses "/diff of one" "/diff mode=eager" "usage: /diff A B"
 refuses "/poke without a stop" "/poke output.norm 1" "stop"
+refuses "/poke of a word" "/poke output.norm many" "VALUE is a number, nan, inf or -inf"
+refuses "/notebook done of no task" "/notebook done 99" "there is no task 99 in the notebook"
+refuses "/notebook resolve of nothing" "/notebook resolve 99 refuted" "there is no hypothesis 99 in the notebook"
+console <<'X'
+/claim
+/notebook hypothesis the loader joins by file order
+/notebook task read the loader for hypothesis 1
+/notebook resolve 1 supported
+/notebook task try again
+/notebook done 2
+X
+says "no claims is said" "there are no claims"
+says "/notebook resolve says what became of it" "hypothesis 1: supported"
+says "and so does done" "task 2: done"
 refuses "/tap of a kind of op" "/tap blk.3.moe_down" "no site matches 'blk.3.moe_down' (did you mean blk.3.ffn.exps.down?)"
 refuses "/break without the middle of the name" "/break blk.2.mla" "(did you mean blk.2.attn.mla?)"
 refuses "/tap of nothing" "/tap nonsense" "the ledger lists them"
