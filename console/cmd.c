@@ -16,7 +16,7 @@
 const struct cmd_entry *const cmd_table[] = {
     &cmd_repl_entry, &cmd_chat_entry, &cmd_tokens_entry, &cmd_logits_entry, &cmd_perplexity_entry,
     &cmd_calibrate_entry, &cmd_bench_entry, &cmd_audit_entry, &cmd_quantize_entry, &cmd_synth_entry, &cmd_devices_entry, &cmd_engine_entry, &cmd_attach_entry,
-    &cmd_top_entry, &cmd_ps_entry, &cmd_serve_entry, &cmd_stage_entry, &cmd_stop_entry, &cmd_version_entry, &cmd_man_entry,
+    &cmd_top_entry, &cmd_ps_entry, &cmd_serve_entry, &cmd_stage_entry, &cmd_stage_lua_entry, &cmd_stop_entry, &cmd_version_entry, &cmd_man_entry,
     &cmd_completion_entry, NULL,
 };
 

@@ -10,6 +10,7 @@
 #include "console/cmd_list.h"
 #include "console/daemon.h"
 #include "console/sig.h"
+#include "lua/scr_op.h"
 
 static const struct opt s_options[] = {
     {.name = "name", .letter = 'n', .type = OPT_STRING, .arg = "NAME", .help = "what the engine is called; without it, 0"},
@@ -50,7 +51,7 @@ static void *watch_signals(void *arg)
 static enum exit_status exec_engine(const struct cmd_entry *self, const struct opt_values *v)
 {
     struct rs_error err = {0};
-    struct rs_local_params params = {.workers = (unsigned)opt_int(v, "workers", 0), .isa = opt_string(v, "isa", NULL)};
+    struct rs_local_params params = {.workers = (unsigned)opt_int(v, "workers", 0), .isa = opt_string(v, "isa", NULL), .host = scr_op_host()};
     const char *name = opt_string(v, "name", "0");
     pthread_t watcher;
     if (!daemon_name_ok(name))

@@ -19,6 +19,7 @@ extern const struct cmd_entry cmd_ps_entry;
 extern const struct cmd_entry cmd_quantize_entry;
 extern const struct cmd_entry cmd_serve_entry;
 extern const struct cmd_entry cmd_stage_entry;
+extern const struct cmd_entry cmd_stage_lua_entry;
 extern const struct cmd_entry cmd_stop_entry;
 extern const struct cmd_entry cmd_synth_entry;
 extern const struct cmd_entry cmd_tokens_entry;

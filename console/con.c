@@ -18,6 +18,7 @@
 #include "console/serving.h"
 #include "console/sig.h"
 #include "console/units.h"
+#include "lua/scr_op.h"
 
 void con_init(struct con *con, struct out *out)
 {
@@ -55,7 +56,9 @@ void con_fini(struct con *con)
 
 enum rs_result con_start_local(struct con *con, const struct rs_local_params *params, struct rs_error *err)
 {
-    enum rs_result r = rs_engine_local(params, &con->engine, err);
+    struct rs_local_params p = params != NULL ? *params : (struct rs_local_params){0};
+    p.host = scr_op_host();
+    enum rs_result r = rs_engine_local(&p, &con->engine, err);
     return r == RS_OK ? con_hello(con, NULL, err) : r;
 }
 

@@ -264,6 +264,8 @@ enum rs_result capture_step(struct capture *c, const int32_t *ids, uint32_t from
     struct backend_step st = {.prog = &c->rt->prog, .choices = c->choices, .batch = b, .probes = keep && c->n_obs != 0 ? &set : NULL,
                               .generation = c->generation + keep, .graph = c->cfg.graph, .graph_guard = c->cfg.guard, .fast = c->cfg.fast};
     rc = k->ops->step(k, &st, err);
+    if (rc != RS_OK)
+        engine_drop_failed(c->e);
     if (rc == RS_OK) /* another capture may run on the same buffers */
         memcpy(c->logits, k->ops->logits(k, m - 1), c->rt->prog.hp->vocab * sizeof *c->logits);
     c->pos0 = from;

@@ -75,6 +75,7 @@ struct cpu {
     float *stand_in;              /* peers that are not there: what they send, then what they would get; [2][peers - 1][stand_in_rows][n_embd] */
     uint32_t stand_in_rows;
     atomic_uint *arrived;         /* [peers][16] */
+    _Atomic(const struct patch_user *) failed; /* a hosted patch that failed in the step that runs: any worker sets it, exec_step takes it */
     struct exec *exec;          /* the walker (exec.c): graphs, ticks */
 };
 
@@ -220,8 +221,27 @@ void cpu_local_close(struct cpu *c);
 bool cpu_routing_alloc(struct cpu_routing *r, uint32_t n_experts, size_t pairs);
 void cpu_routing_free(struct cpu_routing *r);
 
-/* A weight in the words of patch_api.h. */
-struct rankscope_weight cpu_user_weight(const struct op_view *v);
+/* A call of a loaded implementation, and what its functions for the cache look at. */
+struct cpu_user_call {
+    struct rankscope_call call;
+    const struct cpu *c;
+    const struct op *op;
+    const struct batch *b;
+    uint32_t rank;
+    const float *sel;  /* attention: rows of selections, or NULL: all positions */
+    size_t sel_stride;
+    float *put;        /* [rows][kv_lora + rope]: rows for the cache go here; NULL: into the cache */
+};
+
+/* Fill in what does not depend on where tensors lie; the share is everything. u must stay where it is. */
+void cpu_user_begin(struct cpu_user_call *u, const struct cpu *c, const struct program *p, const struct op *op, const struct batch *b, uint32_t rank);
+/* Is there nothing to call for, because the rank's part is empty? */
+bool cpu_user_empty(const struct op *op, const struct rankscope_call *c);
+
+/* Group this rank's (row, expert) pairs by expert, from the router's choices. */
+void cpu_group_pairs(const struct cpu_call *k);
+/* The patch delay=RANK:us, for one of the calls of a rank. */
+void cpu_delay(const struct cpu_call *k);
 
 /* Make packed copies of the weights if that pays. */
 enum rs_result cpu_pack(struct cpu *c, struct rs_error *err);

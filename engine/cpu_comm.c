@@ -35,6 +35,12 @@ static void be_late(float us)
     while (t.tv_sec < end.tv_sec || (t.tv_sec == end.tv_sec && t.tv_nsec < end.tv_nsec));
 }
 
+void cpu_delay(const struct cpu_call *k)
+{
+    if ((int)k->rank == k->choice->delay_rank && cpu_alone(k))
+        be_late(k->choice->delay_us);
+}
+
 /* ---- peers that are not there ---- */
 
 enum { STAND_IN_ROWS = 64, FLAG_WORDS = 16 }; /* longer messages go over the same memory again; a flag has a cache line */
@@ -117,8 +123,7 @@ static void run_allreduce(const struct cpu_call *k)
         return;
     }
     if (k->phase + 1 < k->n_phases || c->n_ranks == 1) {
-        if ((int)k->rank == k->choice->delay_rank && cpu_alone(k))
-            be_late(k->choice->delay_us);
+        cpu_delay(k);
         return;
     }
     const float *src[RS_MAX_RANKS];

@@ -50,7 +50,7 @@ static void router_choose(const struct cpu_call *k, size_t from, size_t to)
 }
 
 /* Counting sort of this rank's pairs by expert; rows ascend within an expert. */
-static void group_pairs(const struct cpu_call *k)
+void cpu_group_pairs(const struct cpu_call *k)
 {
     const struct hparams *hp = k->c->hp;
     struct cpu_routing *r = cpu_routing(k);
@@ -80,6 +80,8 @@ static void group_pairs(const struct cpu_call *k)
         }
     }
     r->n_pairs = (uint32_t)r->group[n];
+    if (k->local && cpu_alone(k))
+        k->c->rank[k->rank].routing.n_pairs = r->n_pairs; /* observers ask for it */
 }
 
 static void run_router(const struct cpu_call *k)
@@ -90,11 +92,9 @@ static void run_router(const struct cpu_call *k)
             return;
         router_logits(k, 0, k->c->hp->n_experts, 0, k->b->n_rows);
         router_choose(k, 0, k->b->n_rows);
-        group_pairs(k);
+        cpu_group_pairs(k);
         cpu_publish(k, &k->op->out[0], k->b->n_rows);
         cpu_publish(k, &k->op->out[1], k->b->n_rows);
-        if (k->local && cpu_alone(k))
-            k->c->rank[k->rank].routing.n_pairs = cpu_routing(k)->n_pairs; /* observers ask for it */
     } else if (k->phase == 0 && k->n_phases == 2) {
         cpu_cut(k, k->b->n_rows, 1, &from, &to);
         router_logits(k, 0, k->c->hp->n_experts, from, to);
@@ -106,7 +106,7 @@ static void run_router(const struct cpu_call *k)
         cpu_cut(k, k->b->n_rows, 1, &from, &to);
         router_choose(k, from, to);
     } else if (cpu_alone(k)) {
-        group_pairs(k);
+        cpu_group_pairs(k);
     }
 }
 

@@ -9,7 +9,9 @@
 #include "engine/donor.h"
 #include "engine/error.h"
 #include "engine/msg.h"
+#include "engine/now.h"
 #include "engine/server.h"
+#include "engine/shadow.h"
 #include "engine/stage.h"
 
 static enum rs_result choose_isa(const char *name, enum krn_isa *out, struct rs_error *err)
@@ -36,6 +38,7 @@ enum rs_result engine_open(const struct rs_local_params *params, const char *nam
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     snprintf(e->name, sizeof e->name, "%s", name);
     e->workers = params != NULL && params->workers != 0 ? params->workers : cores > 0 ? (unsigned)cores : 1;
+    e->host = params != NULL ? params->host : NULL;
     e->page_fd = -1;
     e->graph = e->guard = true;
     e->next_stream = e->next_session = 1;
@@ -77,6 +80,7 @@ void engine_unload(struct engine *e)
         step_finish(e, e->wait.first, SEQ_STOP_CANCELLED);
     drop_sequences(e);
     sched_free_arrays(e);
+    shadow_stop(e, "the model was closed");
     timing_close(e->timing);
     e->timing = NULL;
     runtime_close(e->rt);
@@ -104,6 +108,7 @@ void engine_close(struct engine *e)
     stage_close(e);
     sched_free_arrays(e);
     timing_close(e->timing);
+    shadow_close(e);
     runtime_close(e->rt);
     observe_close(e);
     brk_close(e);
@@ -173,6 +178,7 @@ static enum rs_result adopt(struct engine *e, struct runtime *rt, struct rs_erro
     sched_restart(e);
     timing_close(e->timing);
     e->timing = t;
+    shadow_stop(e, "the model was laid out anew");
     runtime_close(old);
     observe_rebind(e);
     return RS_OK;
@@ -247,6 +253,21 @@ static enum rs_result repatch_in_place(struct engine *e, const struct patch_tabl
     if (patch_changes_values(&e->patches.now, next))
         kv_renew(&e->rt->kv);
     return RS_OK;
+}
+
+bool engine_drop_failed(struct engine *e)
+{
+    struct patch_table next = e->patches.now;
+    struct rs_error err;
+    char name[40], why[480], to[32];
+    uint64_t t0 = now_us();
+    if (patch_take_failed(&e->patches, &next, name, why) == 0 || engine_repatch(e, &next, &err) != RS_OK)
+        return false;
+    snprintf(to, sizeof to, "without %.23s", name);
+    patch_commit(&e->patches, &next, "user", NULL, to, "engine", (float)(now_us() - t0) / 1e3f);
+    engine_log(e, "error", "patch %s was taken out: %s", name, why);
+    engine_announce(e);
+    return true;
 }
 
 enum rs_result engine_repatch(struct engine *e, const struct patch_table *next, struct rs_error *err)

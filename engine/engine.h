@@ -57,6 +57,7 @@ struct engine {
     unsigned workers;
     enum krn_isa isa;
     struct pool *pool;
+    const struct rs_patch_host *host; /* or NULL */
     struct server *server;
 
     struct model *model;        /* NULL: none open */
@@ -92,6 +93,7 @@ struct engine {
     } asked;
 
     struct stage *stage;        /* a patch that is being compiled and tested, or NULL */
+    struct shadow *shadow;      /* the live shadow run, or the last one; NULL: there was none */
     struct timing *timing;
     struct snapshot_page *page;
     int page_fd;
@@ -115,6 +117,10 @@ void engine_unload(struct engine *e);
 enum rs_result engine_relayout(struct engine *e, const struct runtime_config *cfg, const struct patch_table *patches, struct rs_error *err);
 /* Choices and graphs for a new patch table. */
 enum rs_result engine_repatch(struct engine *e, const struct patch_table *next, struct rs_error *err);
+
+/* After a step or a capture that failed: hosted patches that failed in it are taken out of the table, which is journalled and told to all. false: there
+ * were none in the table. */
+bool engine_drop_failed(struct engine *e);
 
 /* moe.split and cache are patches, but they shape the layout: what a table says about it, into cfg. */
 void engine_layout(const struct patch_table *t, struct runtime_config *cfg);
@@ -151,6 +157,10 @@ void step_cancel(struct engine *e, struct seq *s); /* now, or at the end of the 
 /* One step over e->batch. copies: single rows to be copied on the way (such steps run eager), or NULL. of_streams: breakpoints apply. */
 enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool of_streams, double *wall_us, struct rs_error *err);
 
+/* Run a step of the loaded model under the present choices. If a hosted patch fails it is computed again without it: until a step has ended nobody uses
+ * what it made. */
+enum rs_result step_compute(struct engine *e, struct backend_step *st, struct rs_error *err);
+
 /* forward.c */
 /* Run ids through the model in a sequence of its own; see method "forward". */
 struct forward_out {
@@ -162,6 +172,8 @@ struct forward_out {
 };
 enum rs_result forward_run(struct engine *e, const int32_t *ids, uint32_t n, struct forward_out *out, struct rs_error *err);
 
+/* A LOG event to all. */
+void engine_log(struct engine *e, const char *level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 json_t *engine_state_json(const struct engine *e);
 void engine_announce(struct engine *e); /* STATE event to all */
 uint32_t engine_ctx_used(const struct engine *e);

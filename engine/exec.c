@@ -11,6 +11,7 @@
 #include "engine/guard.h"
 #include "engine/now.h"
 #include "engine/pace.h"
+#include "engine/patch.h"
 
 /* One barrier-separated piece of work. */
 struct node {
@@ -375,7 +376,8 @@ enum rs_result exec_step(struct exec *x, const struct backend_step *s, struct rs
         pace_note(pace, x->c->n_workers, (double)(now_ns() - t0) / 1e3, pool_waited_us(x->c->pool) - waited);
     guard_leave();
     sum_ticks(x, x->us[s->prog == x->c->prog[0] ? 0 : 1]);
-    return RS_OK;
+    const struct patch_user *failed = atomic_exchange_explicit(&x->c->failed, NULL, memory_order_acquire);
+    return failed == NULL ? RS_OK : error_set(err, RS_EFORMAT, "%s", failed->fault->why);
 }
 
 const float *exec_op_us(struct exec *x, int which, uint32_t *n_ops)

@@ -10,7 +10,8 @@ enum rs_result exec_open(struct cpu *c, struct exec **out, struct rs_error *err)
 void exec_close(struct exec *x);
 
 /* Run a step: eager walks the list op by op, waking the workers for each; graph captures the same walk once per key and replays it with the
- * workers running through the list on their own. Errors: RS_ESTATE (an op that cannot be captured, named), RS_ENOMEM (capture). */
+ * workers running through the list on their own. Errors: RS_ESTATE (an op that cannot be captured, named), RS_ENOMEM (capture), RS_EFORMAT (a hosted patch
+ * failed: the step is void, see patch_take_failed). */
 enum rs_result exec_step(struct exec *x, const struct backend_step *s, struct rs_error *err);
 
 /* us[op * n_ranks + rank] of the last step of program `which`: 0 the main stack, 1 the NextN block. */

@@ -103,6 +103,9 @@ libengine_a_SOURCES = \
 	engine/patch.c \
 	engine/patch.h \
 	engine/patch_api.h \
+	engine/patch_host.h \
+	engine/patch_test.c \
+	engine/patch_test.h \
 	engine/plan.c \
 	engine/plan.h \
 	engine/pool.c \
@@ -132,6 +135,8 @@ libengine_a_SOURCES = \
 	engine/shape.h \
 	engine/shard.c \
 	engine/shard.h \
+	engine/shadow.c \
+	engine/shadow.h \
 	engine/snapshot.c \
 	engine/snapshot.h \
 	engine/spec.c \

@@ -366,15 +366,10 @@ static bool holds(const struct observe *ob, const struct observe_bind *b, uint32
 
 static void log_hit(struct engine *e, const struct observe_spec *s, uint32_t rank, const char *site, double value)
 {
-    char text[200], number[40] = "";
+    char number[40] = "";
     if (s->cond == OBSERVE_ABSMAX || s->cond == OBSERVE_DRIFT)
         snprintf(number, sizeof number, " %.4g", value);
-    snprintf(text, sizeof text, "watch %u: %s%s at %s, rank %u, step %llu", s->id, observe_cond_name(s->cond), number, site, rank, (unsigned long long)e->steps + 1);
-    json_t *o = json_pack("{s:s,s:s,s:I}", "level", "warn", "text", text, "time_us", (json_int_t)now_us());
-    char *j = json_dumps(o, JSON_COMPACT);
-    server_event(e->server, -1, RS_EVENT_LOG, RS_OK, 0, j, NULL, 0);
-    free(j);
-    json_decref(o);
+    engine_log(e, "warn", "watch %u: %s%s at %s, rank %u, step %llu", s->id, observe_cond_name(s->cond), number, site, rank, (unsigned long long)e->steps + 1);
 }
 
 struct observe_spec *observe_check(struct engine *e, uint32_t from, uint32_t to)

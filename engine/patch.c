@@ -8,9 +8,11 @@
 #include <time.h>
 
 #include "engine/error.h"
+#include "engine/patch_host.h"
 
 #define K(kind) (1u << OP_##kind)
-#define PATCHABLE (K(RMSNORM) | K(LINEAR) | K(QKV_A) | K(GATE_UP) | K(SILU_MUL) | K(MOE_SILU_MUL) | K(ADD) | K(ROPE_Q))
+#define PATCHABLE \
+    (K(RMSNORM) | K(LINEAR) | K(QKV_A) | K(GATE_UP) | K(SILU_MUL) | K(MOE_SILU_MUL) | K(ADD) | K(ROPE_Q) | K(KV_STORE) | K(MLA) | K(ROUTER) | K(ALLREDUCE))
 #define ALL_LINEAR (K(LINEAR) | K(QKV_A) | K(GATE_UP) | K(MOE_GATE_UP) | K(MOE_DOWN) | K(MLA))
 
 static const struct patch_slot PATCH_SLOTS[SLOT_COUNT] = {
@@ -62,6 +64,29 @@ const struct patch_user *patch_find_user(const struct patch_registry *r, const c
         if (strcmp(r->user[i].name, name) == 0)
             return &r->user[i];
     return NULL;
+}
+
+uint32_t patch_take_failed(struct patch_store *s, struct patch_table *t, char name[40], char why[480])
+{
+    const struct patch_registry *r = s->registry;
+    uint32_t lost = 0;
+    for (uint32_t i = 0; i < r->n; i++) {
+        const struct patch_user *u = &r->user[i];
+        if (u->fault == NULL || atomic_load_explicit(&u->fault->state, memory_order_acquire) != PATCH_FAILED)
+            continue;
+        uint32_t n = 0;
+        for (uint32_t k = 0; k < t->n; k++)
+            if (t->entry[k].slot != SLOT_USER || strcmp(t->entry[k].impl, u->name) != 0)
+                t->entry[n++] = t->entry[k];
+        if (t->n != n && lost == 0) {
+            snprintf(name, 40, "%s", u->name);
+            snprintf(why, 480, "%s", u->fault->why);
+        }
+        lost += t->n - n;
+        t->n = n;
+        atomic_store_explicit(&u->fault->state, PATCH_SOUND, memory_order_relaxed);
+    }
+    return lost;
 }
 
 const char *patch_find_donor(const struct patch_registry *r, const char *name)
@@ -121,6 +146,12 @@ enum rs_result patch_open(struct patch_store *s, struct rs_error *err)
 
 void patch_close(struct patch_store *s)
 {
+    for (uint32_t i = 0; s->registry != NULL && i < s->registry->n; i++) {
+        struct patch_user *u = &s->registry->user[i];
+        if (u->host != NULL)
+            u->host->close(u->hosted);
+        free(u->fault);
+    }
     free(s->history);
     free(s->journal);
     free(s->registry);

@@ -6,6 +6,8 @@
 #ifndef RANKSCOPE_ENGINE_PATCH_H
 #define RANKSCOPE_ENGINE_PATCH_H
 
+#include <stdatomic.h>
+
 #include "engine/impl.h"
 #include "engine/plan.h"
 #include "engine/rankscope.h"
@@ -51,11 +53,22 @@ struct patch_entry {
 #define PATCH_MAX_DONORS 16
 #define PATCH_DONOR_NAME 32
 
+/* A hosted patch that failed in a step. The worker that it failed on sets it, the control thread reads and clears it between steps. */
+enum patch_state { PATCH_SOUND, PATCH_FAILING, PATCH_FAILED };
+
+struct patch_fault {
+    atomic_int state; /* enum patch_state; FAILED: why is written */
+    char why[480];    /* one line: patch, site, rank, file and line */
+};
+
 /* An implementation that was loaded while the engine runs. impl is its first member: a launch finds the rest from there. */
 struct patch_user {
     struct op_impl impl;
     const struct rankscope_patch_v1 *api; /* from a C file: in a shared object that is never unloaded; else NULL */
     bool gpus;                            /* from a file in CUDA C: impl.launch is a struct cuda_user */
+    const struct rs_patch_host *host;     /* from a file in its language; else NULL */
+    void *hosted;                         /* the host's; closed with the registry */
+    struct patch_fault *fault;            /* hosted: owned */
     char name[40], file[256], help[128];
 };
 
@@ -94,6 +107,9 @@ struct patch_store {
 
 const struct patch_user *patch_find_user(const struct patch_registry *r, const char *name); /* NULL: none of that name */
 bool patch_is_user(const struct patch_registry *r, const struct op_impl *impl);
+/* Has a hosted patch failed? Takes all that have, clears their faults, and returns how many entries of slot "user" *t loses with them (the first one's
+ * name and reason into name and why). Between steps; control thread. */
+uint32_t patch_take_failed(struct patch_store *s, struct patch_table *t, char name[40], char why[480]);
 const char *patch_find_donor(const struct patch_registry *r, const char *name); /* NULL: none of that name */
 /* The first loaded implementation under this table that the backend cannot run, or NULL. */
 const struct patch_user *patch_misfit(const struct patch_table *t, bool gpus);

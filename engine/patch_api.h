@@ -13,14 +13,24 @@
  *   silu_mul      in[0] = [gate | up] -> out[0] = silu(gate) * up
  *   moe_silu_mul  the same; rows are (row, expert) pairs
  *   add           out[0] += in[0]
- *   rope          in[0] in place: heads of head_dim values, the last rope_dim of each rotated by cos, sin (rope_dim / 2 per row), interleaved */
+ *   rope          in[0] in place: heads of head_dim values, the last rope_dim of each rotated by cos, sin (rope_dim / 2 per row), interleaved
+ *   kv_store      in[0] = [latent: kv_lora | key: rope_dim] in place: the latent normed by w[0] (one row of f32; eps), the key rotated as rope does;
+ *                 then the row goes to the cache by cache_put
+ *   mla           in[0] = queries, n_heads of head_dim values [nope | rope_dim] -> out[0], n_heads of v_head values. Cached rows come by cache_get,
+ *                 [latent | key]; row i attends to positions 0 .. pos[i], or to those that selected() lists. A head's key is [k_b^T latent | key], its
+ *                 value v_b latent, scores are multiplied by `scale`; w[0] = k_b (matrix by head: kv_lora rows of nope), w[1] = v_b (v_head rows of
+ *                 kv_lora)
+ *   router        in[0] -> out[0] = gating function of in[0] w[0]^T, n_experts values; then n_used experts to ids and what they count to weights.
+ *                 w[1]: one row that is added for the choice alone, or no rows. See struct rankscope_router
+ *   allreduce     out[0] of every rank, ranks[0 .. n_ranks - 1] (rows and stride of out[0]), becomes the sum over all ranks. The share is of all that
+ *                 there is to add: what this call adds up it writes to all ranks */
 #ifndef RANKSCOPE_ENGINE_PATCH_API_H
 #define RANKSCOPE_ENGINE_PATCH_API_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#define RANKSCOPE_PATCH_ABI 1u
+#define RANKSCOPE_PATCH_ABI 2u
 
 struct rankscope_tensor {
     float *data;
@@ -35,6 +45,21 @@ struct rankscope_weight {
     size_t stride;         /* bytes from row to row */
     size_t bytes_per_256;  /* bytes of 256 consecutive values of a row */
     void (*dequant)(uint32_t type, const void *src, float *dst, size_t n); /* n values, whole blocks; any thread */
+    uint32_t n_mats;       /* matrices of so many rows, one after the other: mla, one per head */
+    size_t mat_stride;     /* bytes from matrix to matrix */
+};
+
+/* How experts are chosen. With groups (of n_experts / n_groups neighbours): only those of the n_groups_used groups whose two best sum highest may be.
+ * Chosen are the largest of score + w[1], equal ones by the lower index; an expert counts with its score, divided by the sum over the chosen ones if
+ * `normalise`, times `scale`. */
+struct rankscope_router {
+    uint32_t n_experts, n_used, n_groups, n_groups_used;
+    int32_t sigmoid;       /* gating function: sigmoid, else softmax */
+    int32_t normalise;
+    float scale;
+    int32_t *ids;          /* [rows][stride] numbers of experts from 0 */
+    float *weights;        /* [rows][stride] */
+    size_t stride;         /* values from row to row of both */
 };
 
 struct rankscope_call {
@@ -50,6 +75,14 @@ struct rankscope_call {
     const int32_t *pos;     /* [rows] positions; cos and sin are indexed by position */
     struct rankscope_tensor in[2], out[1];
     struct rankscope_weight w[2];
+    uint32_t kv_lora, v_head, n_heads; /* n_heads: of this rank */
+    float scale;
+    const void *cache;                 /* for the next three */
+    void (*cache_get)(const struct rankscope_call *call, uint32_t row, uint32_t pos, float *to); /* position pos of row's sequence, pos <= pos[row] */
+    void (*cache_put)(const struct rankscope_call *call, uint32_t row, const float *from);       /* at the row's own position */
+    const int32_t *(*selected)(const struct rankscope_call *call, uint32_t row, uint32_t *n);    /* n positions, ascending; NULL: all */
+    struct rankscope_router router;
+    float *const *ranks;
 };
 
 struct rankscope_patch_v1 {

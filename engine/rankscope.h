@@ -48,9 +48,12 @@ const char *rs_result_name(enum rs_result r);
 
 struct rs_engine;
 
+struct rs_patch_host; /* engine/patch_host.h */
+
 struct rs_local_params {
     unsigned workers;    /* CPU worker threads; 0: one per core */
     const char *isa;     /* NULL: the best this CPU has; "portable", "avx2", "avx512" for tests and comparisons */
+    const struct rs_patch_host *host; /* runs patches in another language; NULL: none. Constant */
 };
 
 /* Start an engine inside this process (one-shot commands, tests). params may be NULL. The engine has no model yet: send "open".
@@ -71,6 +74,9 @@ enum rs_result rs_engine_list(char **json, struct rs_error *err);
 /* What "rankscope stage-cuda" does, for patch.load: compile a patch in CUDA C (folder `include` holds engine/patch_cuda.h), test it on a GPU, leave
  * the module in `folder`. In a process of its own, since a patch that runs wild loses the device. *worst: its largest relative error. */
 enum rs_result rs_stage_cuda(const char *file, const char *include, const char *folder, double *worst, struct rs_error *err);
+
+/* What "rankscope stage-lua" does: read a patch that `host` runs (called `name` in messages) and test it. In a process of its own, as above. */
+enum rs_result rs_stage_hosted(const struct rs_patch_host *host, const char *file, const char *name, double *worst, struct rs_error *err);
 
 /* Let go. A local engine stops (its running work is abandoned); a remote one goes on without this client. NULL is allowed. */
 void rs_engine_close(struct rs_engine *e);

@@ -2,7 +2,6 @@
 #include "engine/spec.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +10,6 @@
 #include "engine/error.h"
 #include "engine/guard.h"
 #include "engine/now.h"
-#include "engine/server.h"
 
 enum {
     MAX_ROWS = 64,   /* of one verifying step in all sequences together: beyond, a step takes longer than guesses save */
@@ -81,27 +79,11 @@ enum rs_result spec_set(struct engine *e, uint32_t n, struct rs_error *err)
     return RS_OK;
 }
 
-static void say(struct engine *e, const char *level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-
-static void say(struct engine *e, const char *level, const char *fmt, ...)
-{
-    char text[400];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    json_t *o = json_pack("{s:s,s:s,s:I}", "level", level, "text", text, "time_us", (json_int_t)now_us());
-    char *s = json_dumps(o, JSON_COMPACT);
-    server_event(e->server, -1, RS_EVENT_LOG, RS_OK, 0, s, NULL, 0);
-    free(s);
-    json_decref(o);
-}
-
 void spec_want(struct engine *e, uint32_t n)
 {
     struct rs_error err;
     if (spec_set(e, n, &err) != RS_OK)
-        say(e, "warn", "%s", err.msg);
+        engine_log(e, "warn", "%s", err.msg);
 }
 
 /* One more first draft was judged. The alarm compares with the best that this model has shown and ends when about half of that is back. */
@@ -207,7 +189,7 @@ static bool run(struct engine *e)
                               .probes = PROBE_BUILT ? observe_next(e) : NULL, .graph = e->graph, .graph_guard = e->guard, .fast = e->fast};
     enum rs_result rc = bk->ops->reserve(bk, b->max_keys, &err);
     if (rc == RS_OK)
-        rc = bk->ops->step(bk, &st, &err);
+        rc = step_compute(e, &st, &err);
     if (rc == RS_OK) {
         p->draft_steps++;
         return true;
@@ -215,7 +197,7 @@ static bool run(struct engine *e)
     p->n = 0;
     for (struct seq *s = e->seqs; s != NULL; s = s->next)
         s->n_draft = 0;
-    say(e, "warn", "speculation is off: %s", err.msg);
+    engine_log(e, "warn", "speculation is off: %s", err.msg);
     return false;
 }
 
@@ -259,7 +241,7 @@ static void tell_crowded(struct engine *e, uint32_t running, uint32_t each)
     if (now && !p->crowded) {
         p->times_crowded++;
         if ((p->times_crowded & (p->times_crowded - 1)) == 0)
-            say(e, "info", "no drafts while %u sequences run together; they come back when fewer do", running);
+            engine_log(e, "info", "no drafts while %u sequences run together; they come back when fewer do", running);
     }
     p->crowded = now;
 }
@@ -272,7 +254,7 @@ void spec_draft(struct engine *e)
     if (p->n == 0)
         return;
     if (p->alarm && !p->told)
-        say(e, "warn", "the acceptance of drafts fell to %.0f %% (it was up to %.0f %%): something may compute wrongly", p->recent * 100, p->best * 100);
+        engine_log(e, "warn", "the acceptance of drafts fell to %.0f %% (it was up to %.0f %%): something may compute wrongly", p->recent * 100, p->best * 100);
     p->told = p->alarm;
     uint64_t t0 = now_us();
     b->n_rows = b->n_segs = b->n_logits = b->max_keys = 0;

@@ -20,7 +20,8 @@
 #include "engine/msg.h"
 #include "engine/msg_util.h"
 #include "engine/now.h"
-#include "engine/patch_api.h"
+#include "engine/patch_host.h"
+#include "engine/patch_test.h"
 #include "engine/server.h"
 
 struct stage {
@@ -30,21 +31,26 @@ struct stage {
     uint64_t t0;
     bool activate;
     char site[OP_SITE_MAX];
-    char dir[64];        /* temporary folder: patch.so, selftest, log */
-    char path[PATH_MAX]; /* the C file, absolute */
+    enum stage_language language;
+    char dir[64];        /* temporary folder: patch.so, selftest, log, source */
+    char path[PATH_MAX]; /* the file, absolute */
 };
 
 /* $1 compiler, $2 folder with engine/patch_api.h, $3 source, $4 temporary folder. Exit 41: does not compile; 42: not with its self-test; then
  * whatever becomes of the self-test, which may use 20 seconds of processor time. */
 #define SCRIPT \
     "\"$1\" -std=gnu11 -O2 -Wall -fPIC -ffp-contract=off -I\"$2\" -shared -o \"$4/patch.so\" \"$3\" -lm || exit 41\n" \
-    "\"$1\" -std=gnu11 -O1 -ffp-contract=off -I\"$2\" -o \"$4/selftest\" \"$3\" \"$2/scripts/patches/selftest.c\" -lm || exit 42\n" \
+    "\"$1\" -std=gnu11 -O1 -ffp-contract=off -I\"$2\" -o \"$4/selftest\" \"$3\" \"$2/engine/patch_test.c\" \"$2/scripts/patches/selftest.c\" -lm || exit 42\n" \
     "ulimit -t 20; ulimit -c 0; : >\"$4/log\"; exec \"$4/selftest\"\n"
 enum { DOES_NOT_COMPILE = 41, DOES_NOT_LINK = 42 };
 
 /* The same in CUDA C, where the program itself is the compiler and the self-test: see rs_stage_cuda(). Exit 43: the log says all. */
 #define CUDA_SCRIPT "ulimit -t 60; ulimit -c 0; exec \"$1\" stage-cuda \"$3\" \"$2\" \"$4\"\n"
 enum { IN_THE_LOG = 43 };
+
+/* And for a hosted one, which needs no compiler: see rs_stage_hosted(). */
+#define HOSTED_SCRIPT "ulimit -t 60; ulimit -c 0; exec \"$1\" stage-lua \"$4/source\" \"$3\"\n"
+enum { MAX_SOURCE = 1 << 20 };
 
 /* The folder that holds engine/patch_api.h and scripts/patches/selftest.c: named by the environment, installed, or the source tree. */
 static const char *data_folder(char buf[PATH_MAX])
@@ -64,7 +70,7 @@ static const char *data_folder(char buf[PATH_MAX])
 
 static void remove_folder(const char *dir)
 {
-    static const char *const FILES[] = {"patch.so", "selftest", "log", CUDA_USER_MODULE};
+    static const char *const FILES[] = {"patch.so", "selftest", "log", "source", CUDA_USER_MODULE};
     for (size_t i = 0; i < sizeof FILES / sizeof FILES[0]; i++) {
         char p[128];
         snprintf(p, sizeof p, "%s/%s", dir, FILES[i]);
@@ -73,10 +79,39 @@ static void remove_folder(const char *dir)
     rmdir(dir);
 }
 
-bool stage_is_cuda(const char *path)
+static bool ends_in(const char *path, const char *suffix)
 {
-    size_t n = strlen(path);
-    return n > 3 && strcmp(path + n - 3, ".cu") == 0;
+    size_t n = strlen(path), m = strlen(suffix);
+    return n > m && strcmp(path + n - m, suffix) == 0;
+}
+
+enum stage_language stage_language(const struct engine *e, const char *path)
+{
+    if (e->host != NULL && ends_in(path, e->host->suffix))
+        return STAGE_HOSTED;
+    return ends_in(path, ".c") ? STAGE_C : ends_in(path, ".cu") ? STAGE_CUDA : STAGE_UNKNOWN;
+}
+
+/* The source as it is now: what is tested is what will be used, whatever becomes of the file meanwhile. */
+static enum rs_result copy_source(const struct stage *s, struct rs_error *err)
+{
+    char to[128], buf[4096];
+    size_t n, all = 0;
+    snprintf(to, sizeof to, "%s/source", s->dir);
+    FILE *in = fopen(s->path, "re"), *out = in != NULL ? fopen(to, "wex") : NULL;
+    bool ok = out != NULL;
+    while (ok && all <= MAX_SOURCE && (n = fread(buf, 1, sizeof buf, in)) > 0) {
+        ok = fwrite(buf, 1, n, out) == n;
+        all += n;
+    }
+    ok = ok && ferror(in) == 0;
+    if (out != NULL)
+        ok = fclose(out) == 0 && ok;
+    if (in != NULL)
+        fclose(in);
+    if (!ok)
+        return error_set(err, RS_EIO, "%s: cannot copy it to %s: %s", s->path, to, strerror(errno));
+    return all <= MAX_SOURCE ? RS_OK : error_set(err, RS_EFORMAT, "%s: longer than %d bytes", s->path, MAX_SOURCE);
 }
 
 /* The file of this program; tests, which are other programs, name it. */
@@ -97,17 +132,17 @@ static enum rs_result spawn(struct stage *s, const char *data, struct rs_error *
 {
     const char *cc = getenv("CC");
     char log[128];
-    char compiler[PATH_MAX], folder[PATH_MAX], sh[] = "sh", opt[] = "-c", script[] = SCRIPT, cuda_script[] = CUDA_SCRIPT;
-    const bool cuda = stage_is_cuda(s->path);
-    char *argv[] = {sh, opt, cuda ? cuda_script : script, sh, compiler, folder, s->path, s->dir, NULL};
+    char compiler[PATH_MAX], folder[PATH_MAX], sh[] = "sh", opt[] = "-c", script[] = SCRIPT, cuda_script[] = CUDA_SCRIPT, hosted_script[] = HOSTED_SCRIPT;
+    const bool itself = s->language != STAGE_C; /* the child is this program */
+    char *argv[] = {sh, opt, s->language == STAGE_C ? script : s->language == STAGE_CUDA ? cuda_script : hosted_script, sh, compiler, folder, s->path, s->dir, NULL};
     posix_spawn_file_actions_t fa;
     posix_spawnattr_t at;
     sigset_t none, all;
     extern char **environ;
     snprintf(log, sizeof log, "%s/log", s->dir);
-    if (cuda && !program(compiler))
+    if (itself && !program(compiler))
         return error_set(err, RS_EIO, "patch.load: cannot find this program's file: %s", strerror(errno));
-    if (!cuda)
+    if (!itself)
         snprintf(compiler, sizeof compiler, "%s", cc != NULL && *cc != '\0' && strchr(cc, ' ') == NULL ? cc : "cc");
     snprintf(folder, sizeof folder, "%s", data);
     sigemptyset(&none);
@@ -142,6 +177,7 @@ enum rs_result stage_start(struct engine *e, const struct stage_request *r, stru
     s->slot = r->slot;
     s->id = r->id;
     s->activate = r->activate;
+    s->language = stage_language(e, r->path);
     s->t0 = now_us();
     memcpy(s->site, r->site, sizeof s->site);
     snprintf(s->dir, sizeof s->dir, "%s/rankscope-patch-XXXXXX", tmp != NULL && strlen(tmp) < 30 ? tmp : "/tmp");
@@ -150,8 +186,13 @@ enum rs_result stage_start(struct engine *e, const struct stage_request *r, stru
         rc = error_set(err, RS_EIO, "%s: cannot open: %s", r->path, strerror(errno));
     if (rc == RS_OK && mkdtemp(s->dir) == NULL)
         rc = error_set(err, RS_EIO, "%s: cannot make a temporary folder: %s", s->dir, strerror(errno));
-    if (rc == RS_OK && (rc = spawn(s, data, err)) != RS_OK)
-        remove_folder(s->dir);
+    else if (rc == RS_OK) {
+        rc = s->language == STAGE_HOSTED ? copy_source(s, err) : RS_OK;
+        if (rc == RS_OK)
+            rc = spawn(s, data, err);
+        if (rc != RS_OK)
+            remove_folder(s->dir);
+    }
     if (rc != RS_OK) {
         free(s);
         return rc;
@@ -199,7 +240,8 @@ static bool kind_of(const char *name, enum op_kind *out)
 {
     static const struct { const char *name; enum op_kind kind; } KINDS[] = {
         {"rmsnorm", OP_RMSNORM}, {"linear", OP_LINEAR}, {"qkv_a", OP_QKV_A}, {"gate_up", OP_GATE_UP}, {"silu_mul", OP_SILU_MUL},
-        {"moe_silu_mul", OP_MOE_SILU_MUL}, {"add", OP_ADD}, {"rope", OP_ROPE_Q}};
+        {"moe_silu_mul", OP_MOE_SILU_MUL}, {"add", OP_ADD}, {"rope", OP_ROPE_Q}, {"kv_store", OP_KV_STORE}, {"mla", OP_MLA}, {"router", OP_ROUTER},
+        {"allreduce", OP_ALLREDUCE}};
     for (size_t i = 0; i < sizeof KINDS / sizeof KINDS[0]; i++)
         if (strcmp(KINDS[i].name, name) == 0) {
             *out = KINDS[i].kind;
@@ -245,6 +287,32 @@ static enum rs_result enlist_cuda(struct engine *e, const struct stage *s, struc
     return RS_OK;
 }
 
+static enum rs_result enlist_hosted(struct engine *e, const struct stage *s, struct patch_user **out, struct rs_error *err)
+{
+    char source[128];
+    enum op_kind kind = OP_KIND_COUNT;
+    void *hosted;
+    struct rankscope_patch_v1 p;
+    struct patch_fault *fault = calloc(1, sizeof *fault);
+    snprintf(source, sizeof source, "%s/source", s->dir);
+    if (fault == NULL)
+        return error_set(err, RS_ENOMEM, "out of memory for a patch");
+    enum rs_result rc = e->host->open(source, s->path, pool_size(e->pool), &hosted, &p, err);
+    if (rc == RS_OK && (!good_name(p.name) || !kind_of(p.kind, &kind))) {
+        rc = error_set(err, RS_EFORMAT, "%s: name '%.40s' or kind '%.40s' is not allowed (see engine/patch_api.h)", s->path, p.name, p.kind);
+        e->host->close(hosted);
+    }
+    if (rc != RS_OK) {
+        free(fault);
+        return rc;
+    }
+    *out = enter(e, s, p.name, p.help, (struct op_impl){.kind = kind, .launch = &CPU_USER});
+    (*out)->host = e->host;
+    (*out)->hosted = hosted;
+    (*out)->fault = fault;
+    return RS_OK;
+}
+
 /* The object stays loaded for good: graphs, tables of older generations and revert may refer to it. */
 static enum rs_result enlist(struct engine *e, const struct stage *s, struct patch_user **out, struct rs_error *err)
 {
@@ -273,12 +341,12 @@ static void finish(struct engine *e, int status, bool late)
     struct msg m = {.slot = s->slot, .id = s->id, .reply = json_object()};
     enum rs_result rc = judge(s, status, late, log, sizeof log, &err);
     if (rc == RS_OK)
-        rc = stage_is_cuda(s->path) ? enlist_cuda(e, s, &u, &err) : enlist(e, s, &u, &err);
+        rc = s->language == STAGE_CUDA ? enlist_cuda(e, s, &u, &err) : s->language == STAGE_HOSTED ? enlist_hosted(e, s, &u, &err) : enlist(e, s, &u, &err);
     if (rc == RS_OK && s->activate)
         rc = msg_patch_apply(e, &m, "user", u->name, s->site[0] != '\0' ? s->site : NULL, &err);
     if (rc == RS_OK) {
         json_object_set_new(m.reply, "name", json_string(u->name));
-        json_object_set_new(m.reply, "kind", json_string(u->api != NULL ? u->api->kind : op_kind_name(u->impl.kind)));
+        json_object_set_new(m.reply, "kind", json_string(op_kind_name(u->impl.kind)));
         json_object_set_new(m.reply, "help", json_string(u->help));
         json_object_set_new(m.reply, "active", json_boolean(s->activate));
         json_object_set_new(m.reply, "selftest_worst", json_real(strtod(log, NULL)));
@@ -322,4 +390,29 @@ void stage_close(struct engine *e)
     remove_folder(e->stage->dir);
     free(e->stage);
     e->stage = NULL;
+}
+
+struct hosted_test {
+    const struct rs_patch_host *host;
+    void *hosted;
+};
+
+static bool run_hosted(void *arg, const struct rankscope_call *call, char *say, size_t cap)
+{
+    const struct hosted_test *t = arg;
+    return t->host->run(t->hosted, 0, call, say, cap);
+}
+
+enum rs_result rs_stage_hosted(const struct rs_patch_host *host, const char *file, const char *name, double *worst, struct rs_error *err)
+{
+    struct hosted_test t = {.host = host};
+    struct rankscope_patch_v1 p;
+    char say[400];
+    enum rs_result rc = host->open(file, name, 1, &t.hosted, &p, err);
+    if (rc != RS_OK)
+        return rc;
+    if (!patch_test(&p, run_hosted, &t, false, worst, say, sizeof say))
+        rc = error_set(err, RS_EFORMAT, "self-test failed: %s", say);
+    host->close(t.hosted);
+    return rc;
 }

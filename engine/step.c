@@ -1,5 +1,6 @@
 /* One step: run the batch, sample, hand out tokens, end what has ended. */
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include "engine/guard.h"
 #include "engine/now.h"
 #include "engine/server.h"
+#include "engine/shadow.h"
 #include "engine/verdict.h"
 
 enum { CHOOSE_TOGETHER = 1 << 15 }; /* logits; below that waking the workers costs more than it saves */
@@ -77,6 +79,20 @@ void engine_announce(struct engine *e)
     json_t *o = engine_state_json(e);
     char *s = json_dumps(o, JSON_COMPACT);
     server_event(e->server, -1, RS_EVENT_STATE, RS_OK, 0, s, NULL, 0);
+    free(s);
+    json_decref(o);
+}
+
+void engine_log(struct engine *e, const char *level, const char *fmt, ...)
+{
+    char text[700];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    json_t *o = json_pack("{s:s,s:s,s:I}", "level", level, "text", text, "time_us", (json_int_t)now_us());
+    char *s = json_dumps(o, JSON_COMPACT);
+    server_event(e->server, -1, RS_EVENT_LOG, RS_OK, 0, s, NULL, 0);
     free(s);
     json_decref(o);
 }
@@ -411,6 +427,18 @@ static void check_watches(struct engine *e, bool walked, bool of_streams)
         brk_hold_after_step(e, stop);
 }
 
+enum rs_result step_compute(struct engine *e, struct backend_step *st, struct rs_error *err)
+{
+    struct backend *b = e->rt->backend;
+    enum rs_result rc = b->ops->step(b, st, err);
+    while (rc != RS_OK && engine_drop_failed(e)) {
+        st->choices = st->prog == &e->rt->prog ? e->rt->choices : e->rt->nextn_choices;
+        st->generation = e->patches.now.generation;
+        rc = b->ops->step(b, st, err);
+    }
+    return rc;
+}
+
 enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool of_streams, double *wall_us, struct rs_error *err)
 {
     struct backend *b = e->rt->backend;
@@ -423,13 +451,16 @@ enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool
         both.n_copies = copies->n_copies;
         both.copies = copies->copies;
     }
-    struct backend_step st = {.prog = &e->rt->prog, .choices = e->rt->choices, .batch = &e->batch, .probes = copies != NULL ? &both : armed,
+    const bool shadowed = PROBE_BUILT && e->shadow != NULL;
+    if (shadowed)
+        shadow_observe(e, &both);
+    struct backend_step st = {.prog = &e->rt->prog, .choices = e->rt->choices, .batch = &e->batch, .probes = copies != NULL || shadowed ? &both : armed,
                               .generation = e->patches.now.generation, .graph = e->graph && copies == NULL && !walk, .graph_guard = e->guard, .fast = e->fast,
                               .hook = walk ? brk_hook : NULL, .hook_arg = e};
     if (rc != RS_OK)
         return rc;
     uint64_t t0 = now_us();
-    rc = b->ops->step(b, &st, err);
+    rc = step_compute(e, &st, err);
     *wall_us = (double)(now_us() - t0);
     if (rc != RS_OK) {
         e->observe.steps[e->observe.set.slot].step = 0;
@@ -439,6 +470,8 @@ enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool
         check_watches(e, walk, of_streams);
     e->steps++;
     e->last_us = *wall_us;
+    if (shadowed && of_streams)
+        shadow_look(e);
     uint32_t n_ops;
     struct timing_step ts = {.prog = &e->rt->prog, .choices = st.choices, .op_us = b->ops->op_us(b, &n_ops),
                              .reduces = b->ops->reduces != NULL ? b->ops->reduces(b) : NULL, .wall_us = *wall_us, .graph = st.graph, .decode = decode,
@@ -493,11 +526,7 @@ static void count_work(struct engine *e, double us)
 /* A device failed for good. By NVIDIA's rule the process ends with it; who is connected learns why. */
 static void die(struct engine *e, const char *why)
 {
-    json_t *o = json_pack("{s:s,s:s,s:I}", "level", "error", "text", why, "time_us", (json_int_t)now_us());
-    char *s = json_dumps(o, JSON_COMPACT);
-    server_event(e->server, -1, RS_EVENT_LOG, RS_OK, 0, s, NULL, 0);
-    free(s);
-    json_decref(o);
+    engine_log(e, "error", "%s", why);
     snprintf(e->dead, sizeof e->dead, "%s", why);
     server_stop(e->server);
 }

@@ -8,6 +8,8 @@ librslua_a_SOURCES = \
 	lua/scr_json.h \
 	lua/scr_notebook.c \
 	lua/scr_notebook.h \
+	lua/scr_op.c \
+	lua/scr_op.h \
 	lua/scr_script.c \
 	lua/scr_script.h \
 	lua/scr_state.c \
@@ -27,6 +29,7 @@ nobase_dist_pkgdata_DATA = \
 	lua/look.lua \
 	lua/meta/rs.lua \
 	lua/notebook.lua \
+	lua/op.lua \
 	lua/pretty.lua \
 	lua/rs.lua \
 	lua/triage.lua \

@@ -12,6 +12,7 @@
 
 #include "engine/rankscope.h"
 #include "lua/scr_json.h"
+#include "lua/scr_op.h"
 #include "lua/scr_notebook.h"
 #include "lua/scr_script.h"
 #include "lua/scr_state.h"
@@ -101,7 +102,7 @@ static struct handle *new_handle(lua_State *L)
 /* core.local_engine{workers=, isa=} */
 static int core_local(lua_State *L)
 {
-    struct rs_local_params p = {0, NULL};
+    struct rs_local_params p = {.host = scr_op_host()};
     struct rs_error err;
     if (lua_istable(L, 1)) {
         lua_getfield(L, 1, "workers");
@@ -669,7 +670,7 @@ int scr_core_open(lua_State *L)
         {"local_engine", core_local}, {"connect", core_connect}, {"host_engine", core_host}, {"floats", core_floats}, {"kl", core_kl},
         {"now", core_now}, {"sleep", core_sleep}, {"pause", core_pause}, {"spawn", core_spawn}, {"cancel", core_cancel}, {"running", core_running}, {"json_decode", core_decode}, {"json_encode", core_encode},
         {"default_model", core_default_model}, {"reserved", core_reserved}, {"key", core_key}, {"unkey", core_unkey},
-        {"panel", core_panel}, {"panel_text", core_panel_text}, {"finally", scr_script_finally}, {"notebook", scr_notebook_new}, {NULL, NULL},
+        {"panel", core_panel}, {"panel_text", core_panel_text}, {"op_methods", scr_op_methods}, {"finally", scr_script_finally}, {"notebook", scr_notebook_new}, {NULL, NULL},
     };
     lua_newtable(L);
     lua_createtable(L, 0, 1);

@@ -178,6 +178,11 @@ void scr_state_free(lua_State *L)
     free(box);
 }
 
+void scr_state_limit(lua_State *L, unsigned long instructions)
+{
+    box_of(L)->limits.instructions = instructions;
+}
+
 enum rs_result scr_state_error(struct rs_error *err, enum rs_result code, const char *fmt, ...)
 {
     if (err == NULL)

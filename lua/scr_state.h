@@ -20,6 +20,9 @@ struct scr_limits {
 lua_State *scr_state_new(const struct scr_limits *limits, const char *folder);
 void scr_state_free(lua_State *L); /* NULL is allowed */
 
+/* Change the number of instructions of every later scr_state_do(). */
+void scr_state_limit(lua_State *L, unsigned long instructions);
+
 /* Call fn with one light userdata. Whatever it raises, memory running out included, becomes an error in err: RS_ENOMEM, or RS_EFORMAT with
  * Lua's message, which names file and line. All work with a state happens inside such a call, because outside of one an error ends the
  * process. fn returns no values. */

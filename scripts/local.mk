@@ -38,8 +38,17 @@ scripts_screen_svg_LDADD = $(CONSOLE_LIBS) $(JANSSON_LIBS) $(CONSOLE_SYSTEM_LIBS
 nobase_dist_pkgdata_DATA += \
 	engine/patch_api.h \
 	engine/patch_cuda.h \
+	engine/patch_test.c \
+	engine/patch_test.h \
+	scripts/patches/allreduce-exact.c \
+	scripts/patches/kv_store-plain.c \
 	scripts/patches/linear-plain.c \
+	scripts/patches/mla-plain.c \
 	scripts/patches/rmsnorm-plain.c \
 	scripts/patches/rmsnorm-plain.cu \
+	scripts/patches/rmsnorm.lua \
+	scripts/patches/router-plain.c \
+	scripts/patches/router.lua \
 	scripts/patches/selftest.c \
-	scripts/patches/silu-plain.cu
+	scripts/patches/silu-plain.cu \
+	scripts/patches/swiglu.lua

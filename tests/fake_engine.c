@@ -282,6 +282,14 @@ enum rs_result rs_stage_cuda(const char *file, const char *include, const char *
     return RS_EUNSUPPORTED;
 }
 
+enum rs_result rs_stage_hosted(const struct rs_patch_host *host, const char *file, const char *name, double *worst, struct rs_error *err)
+{
+    (void)host, (void)worst;
+    err->code = RS_EUNSUPPORTED;
+    snprintf(err->msg, sizeof err->msg, "a played engine reads neither %s nor %s", file, name);
+    return RS_EUNSUPPORTED;
+}
+
 enum rs_result rs_engine_list(char **json, struct rs_error *err)
 {
     (void)err;

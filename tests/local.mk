@@ -28,6 +28,7 @@ c_tests = \
 	tests/sched_test \
 	tests/soak_test \
 	tests/spec_test \
+	tests/shadow_test \
 	tests/stage_test \
 	tests/swap_test \
 	tests/template_test \
@@ -107,12 +108,16 @@ tests_rankscope_drill_SOURCES = console/main.c $(drills)
 tests_rankscope_drill_CPPFLAGS = $(drill_flags)
 tests_rankscope_drill_LDADD = $(rankscope_LDADD)
 tests_swap_test_SOURCES = tests/swap_test.c $(talk)
+tests_swap_test_LDADD = $(hosting)
 tests_weights_test_SOURCES = tests/weights_test.c $(talk)
 # The program without taps, watchpoints and breakpoints, to measure what they cost: scripts/bench-probes.
 tests_rankscope_bare_SOURCES = console/main.c engine/exec.c engine/step.c
 tests_rankscope_bare_CPPFLAGS = $(AM_CPPFLAGS) -DRS_NO_PROBES
 tests_rankscope_bare_LDADD = $(rankscope_LDADD)
+tests_shadow_test_SOURCES = tests/shadow_test.c $(talk)
+tests_shadow_test_LDADD = $(hosting)
 tests_stage_test_SOURCES = tests/stage_test.c $(talk)
+tests_stage_test_LDADD = $(hosting)
 tests_look_test_SOURCES = tests/look_test.c $(talk)
 tests_replay_test_SOURCES = tests/replay_test.c $(talk)
 tests_tui_record_SOURCES = tests/tui_record.c $(talk)
@@ -187,6 +192,7 @@ check_LIBRARIES += tests/libtap.a
 tests_libtap_a_SOURCES = \
 	tests/tap.c \
 	tests/tap.h
+hosting = tests/libtap.a librslua.a libengine.a libkernels.a $(ENGINE_LIBS) $(LUA_LIBS) # engines that run patches in Lua
 LDADD = tests/libtap.a libengine.a libkernels.a $(ENGINE_LIBS)
 AM_DEFAULT_SOURCE_EXT = .c
 

@@ -1,9 +1,11 @@
-/* Patches from C files: the examples load and compute the same, bad ones change nothing, swaps lose no token. */
+/* Patches from files: the examples of every language load and compute the same, bad ones change nothing, one that fails in use is taken out and costs no
+ * token. Swaps of loaded patches lose no token. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "lua/scr_op.h"
 #include "tests/talk.h"
 #include "tests/tap.h"
 
@@ -14,45 +16,110 @@
 #define TAIL(name, kind) "const struct rankscope_patch_v1 rankscope_patch = {RANKSCOPE_PATCH_ABI, sizeof rankscope_patch, sizeof(struct rankscope_call), \"" name "\", \"" kind "\", \"x\", run};\n"
 #define ADD_LOOP(what) "static void run(const struct rankscope_call *c) { size_t f, t; rankscope_share(c, c->in[0].rows, 1, &f, &t);\n" \
     "for (size_t i = f; i < t; i++) for (uint32_t j = 0; j < c->in[0].width; j++) " what "; }\n"
+#define NOTHING "static void run(const struct rankscope_call *c) { (void)c; }\n"
+#define ROWS_LOOP(what) "static void run(const struct rankscope_call *c) { for (uint32_t i = 0; i < c->in[0].rows; i++) " what "; }\n"
 
-static const char *write_patch(const char *text)
-{
-    static char path[512];
-    snprintf(path, sizeof path, "%s", tap_scratch("patch.c"));
-    FILE *f = fopen(path, "w");
-    fputs(text, f);
-    fclose(f);
-    return path;
-}
+#define LUA(kind, run) "return {name = \"a\", kind = \"" kind "\", help = \"x\",\nrun = function(call)\n" run "\nend}\n"
+#define LUA_ADD "for i = 1, call.rows do\nlocal x, y = call.x:row(i), call.y:row(i)\nfor j = 1, #x do y[j] = y[j] + x[j] end\ncall.y:set(i, y)\nend\n"
 
-static void test_bad(struct rs_engine *e)
+struct bad {
+    const char *name, *text, *says;
+};
+
+static const struct bad BAD_C[] = {
+    {"does not compile", HEAD "static void run(const struct rankscope_call *c) { c->nothing; }\n" TAIL("a", "add"), "patch.c:2:"},
+    {"exports nothing", HEAD "int x;\n", "does not export"},
+    {"wrong result", HEAD ADD_LOOP("c->out[0].data[i * c->out[0].stride + j] -= c->in[0].data[i * c->in[0].stride + j]") TAIL("a", "add"), "wrong"},
+    {"writes outside", HEAD ADD_LOOP("c->out[0].data[i * c->out[0].stride + j + 96] = 0") TAIL("a", "add"), "outside"},
+    {"not a number", HEAD ADD_LOOP("c->out[0].data[i * c->out[0].stride + j] = 0.0f / 0.0f") TAIL("a", "add"), "not a number"},
+    {"crashes", HEAD "static void run(const struct rankscope_call *c) { *(volatile int *)8 = (int)c->lo; }\n" TAIL("a", "add"), "signal 11"},
+    {"aborts", HEAD "#include <stdlib.h>\nstatic void run(const struct rankscope_call *c) { (void)c; abort(); }\n" TAIL("a", "add"), "signal 6"},
+    {"unknown kind", HEAD NOTHING TAIL("a", "embed"), "no op kind"},
+    {"another interface", HEAD NOTHING "const struct rankscope_patch_v1 rankscope_patch = {99, 1, 1, \"a\", \"add\", \"x\", run};\n", "interface"},
+    {"a bad name", HEAD ADD_LOOP("c->out[0].data[i * c->out[0].stride + j] += c->in[0].data[i * c->in[0].stride + j]") TAIL("a b;c", "add"), "name"},
+    {"attention that does nothing", HEAD NOTHING TAIL("a", "mla"), "wrong"},
+    {"attention to what is not there yet", HEAD ROWS_LOOP("{ float x[1024]; c->cache_get(c, i, (uint32_t)c->pos[i] + 1, x); }") TAIL("a", "mla"), "where nothing is"},
+    {"a store that does not store", HEAD NOTHING TAIL("a", "kv_store"), "each row"},
+    {"an expert chosen twice", HEAD ROWS_LOOP("for (uint32_t k = 0; k < c->router.n_used; k++) c->router.ids[i * c->router.stride + k] = 1") TAIL("a", "router"), "twice"},
+    {"an expert that is not there", HEAD ROWS_LOOP("c->router.ids[i * c->router.stride] = 1000") TAIL("a", "router"), "there are not"},
+    {"a rank left out of a sum", HEAD "static void run(const struct rankscope_call *c) { size_t f, t; rankscope_share(c, (size_t)c->out[0].rows * c->out[0].width, 16, &f, &t);\n"
+     "for (size_t i = f; i < t; i++) { float s = c->ranks[0][i] + c->ranks[1][i]; for (uint32_t r = 0; r < c->n_ranks; r++) c->ranks[r][i] = s; } }\n" TAIL("a", "allreduce"), "wrong"},
+};
+
+static const struct bad BAD_LUA[] = {
+    {"does not parse", "return {\nname = = 1}\n", "patch.lua:2:"},
+    {"returns nothing", "local x = 1\n", "must return a table"},
+    {"no function", "return {name = 'a', kind = 'add', help = 'x'}\n", "needs run"},
+    {"no name", "return {kind = 'add', help = 'x', run = print}\n", "needs name"},
+    {"an error when it is read", "local t = nil\nt.x = 1\n", "patch.lua:2:"},
+    {"unknown kind", LUA("embed", ""), "no op kind"},
+    {"a bad name", "return {name = 'a b;c', kind = 'add', help = 'x', run = function(call)\n" LUA_ADD "end}\n", "is not allowed"},
+    {"an error in use", LUA("add", "local t = nil\nt.x = 1"), "patch.lua:4:"},
+    {"wrong result", LUA("add", "for i = 1, call.rows do call.y:set(i, call.x:row(i)) end"), "wrong"},
+    {"a row too short", LUA("add", "call.y:set(1, {1, 2})"), "patch.lua:3: 96 values expected, got 2"},
+    {"no numbers", LUA("add", "local y = call.y:row(1)\ny[7] = 'x'\ncall.y:set(1, y)"), "value 7 is a string"},
+    {"a row that is not there", LUA("add", "call.x:row(call.rows + 1)"), "row 6 is out of range"},
+    {"a write to the input", LUA("add", "call.x:set(1, call.x:row(1))"), "only call.y"},
+    {"not a number", LUA("add", "local y = call.y:row(1)\ny[1] = 0 / 0\ncall.y:set(1, y)"), "not a number"},
+    {"an endless loop", LUA("add", "while true do\nend"), "runs too long"},
+    {"an endless loop that catches errors", LUA("add", "while true do\npcall(function() while true do end end)\nend"), "runs too long"},
+    {"an endless loop when it is read", "while true do\nend\n", "runs too long"},
+    {"endless recursion", LUA("add", "local function f() return 1 + f() end\nf()"), "stack overflow"},
+    {"endless memory", LUA("add", "local t = {}\nwhile true do\nt[#t + 1] = {}\nend"), "memory"},
+    {"files", LUA("add", "io.open('/etc/passwd')"), "global 'io'"},
+    {"a store that does not store", LUA("kv_store", ""), "without call:store() for row 1"},
+    {"a store elsewhere", LUA("add", "call:store(1, call.x:row(1))"), "kind kv_store"},
+    {"attention to what is not there yet", LUA("mla", "call:cached(2, call:pos(2) + 1)"), "row 2 sees positions 0 to 1, not 2"},
+    {"a router that does not choose", LUA("router", "call:choose(1, {1, 2, 3, 4}, {1, 1, 1, 1})"), "without call:choose() for row 2"},
+    {"an expert chosen twice", LUA("router", "call:choose(1, {1, 2, 1, 4}, {1, 1, 1, 1})"), "twice"},
+    {"an expert that is not there", LUA("router", "call:choose(1, {1, 2, 3, 0}, {1, 1, 1, 1})"), "out of range"},
+};
+
+static void test_bad(struct rs_engine *e, const char *file, const struct bad *cases, size_t n)
 {
-    static const struct { const char *name, *text, *says; } CASES[] = {
-        {"does not compile", HEAD "static void run(const struct rankscope_call *c) { c->nothing; }\n" TAIL("a", "add"), "does not compile"},
-        {"exports nothing", HEAD "int x;\n", "does not export"},
-        {"wrong result", HEAD ADD_LOOP("c->out[0].data[i * c->out[0].stride + j] -= c->in[0].data[i * c->in[0].stride + j]") TAIL("a", "add"), "wrong"},
-        {"writes outside", HEAD ADD_LOOP("c->out[0].data[i * c->out[0].stride + j + 96] = 0") TAIL("a", "add"), "outside"},
-        {"not a number", HEAD ADD_LOOP("c->out[0].data[i * c->out[0].stride + j] = 0.0f / 0.0f") TAIL("a", "add"), "not a number"},
-        {"crashes", HEAD "static void run(const struct rankscope_call *c) { *(volatile int *)8 = (int)c->lo; }\n" TAIL("a", "add"), "signal 11"},
-        {"aborts", HEAD "#include <stdlib.h>\nstatic void run(const struct rankscope_call *c) { (void)c; abort(); }\n" TAIL("a", "add"), "signal 6"},
-        {"unknown kind", HEAD "static void run(const struct rankscope_call *c) { (void)c; }\n" TAIL("a", "mla"), "no op kind"},
-        {"another interface", HEAD "static void run(const struct rankscope_call *c) { (void)c; }\nconst struct rankscope_patch_v1 rankscope_patch = {99, 1, 1, \"a\", \"add\", \"x\", run};\n", "interface"},
-        {"a bad name", HEAD ADD_LOOP("c->out[0].data[i * c->out[0].stride + j] += c->in[0].data[i * c->in[0].stride + j]") TAIL("a b;c", "add"), "name"},
-    };
     const char *msg;
     json_t *before = talk(e, "patch.list", "{}");
-    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
-        enum rs_result rc = talk_error(e, &msg, "patch.load", "{'path':'%s','activate':true}", write_patch(CASES[i].text));
-        tap_ok(rc == RS_EFORMAT && strstr(msg, CASES[i].says) != NULL, "%s: %s", CASES[i].name, msg);
+    for (size_t i = 0; i < n; i++) {
+        enum rs_result rc = talk_error(e, &msg, "patch.load", "{'path':'%s','activate':true}", talk_file(file, cases[i].text));
+        tap_ok(rc == RS_EFORMAT && strstr(msg, cases[i].says) != NULL && strstr(msg, file) != NULL, "%s: %s: %s", file, cases[i].name, msg);
     }
     json_t *after = talk(e, "patch.list", "{}");
-    tap_ok(json_equal(before, after), "nothing has changed");
+    tap_ok(json_equal(before, after), "%s: nothing has changed", file);
     json_decref(before);
     json_decref(after);
+}
+
+static void test_arguments(struct rs_engine *e)
+{
+    const char *msg;
     tap_eq_int(talk_error(e, NULL, "patch.load", "{'path':'/nowhere.c'}"), RS_EIO, "a missing file");
+    tap_eq_int(talk_error(e, NULL, "patch.load", "{'path':'/nowhere.lua'}"), RS_EIO, "a missing file in Lua");
     tap_eq_int(talk_error(e, NULL, "patch.load", "{}"), RS_EUSAGE, "no file");
+    enum rs_result rc = talk_error(e, &msg, "patch.load", "{'path':'/etc/passwd'}");
+    tap_ok(rc == RS_EUNSUPPORTED && strstr(msg, ".lua") != NULL, "a file of no known language: %s", msg);
+    tap_eq_int(talk_error(e, NULL, "patch.load", "{'path':'x.cu'}"), RS_EUNSUPPORTED, "CUDA C is not for the CPU backend");
     tap_eq_int(talk_error(e, NULL, "patch.set", "{'slot':'user','impl':'never-loaded'}"), RS_ENOTFOUND, "an implementation that was never loaded");
     tap_eq_int(talk_error(e, NULL, "patch.shadow", "{'impl':'never-loaded','ids':[1]}"), RS_ENOTFOUND, "nor can it be shadowed");
+}
+
+/* limit: of the distance from the built-in ones. The built-in projections (those inside of attention too) round activations to int8, the plain ones do not;
+ * the others differ by the order of sums. */
+static const struct { const char *file, *name, *kind; double limit; } EXAMPLES[] = {
+    {"rmsnorm-plain.c", "rmsnorm-plain", "rmsnorm", 1e-6}, {"linear-plain.c", "linear-plain", "linear", 3e-2}, {"mla-plain.c", "mla-plain", "mla", 3e-2},
+    {"kv_store-plain.c", "kv_store-plain", "kv_store", 1e-4}, {"router-plain.c", "router-plain", "router", 1e-5},
+    {"allreduce-exact.c", "allreduce-exact", "allreduce", 1e-6}, {"rmsnorm.lua", "rmsnorm-lua", "rmsnorm", 1e-6}, {"swiglu.lua", "swiglu-lua", "moe_silu_mul", 1e-5},
+    {"router.lua", "router-lua", "router", 1e-5}};
+enum { N_EXAMPLES = sizeof EXAMPLES / sizeof EXAMPLES[0] };
+
+/* How many ops of the last step ran this. */
+static size_t ran(struct rs_engine *e, const char *impl)
+{
+    json_t *l = talk(e, "ledger", "{}");
+    size_t n = 0;
+    for (size_t i = 0; i < json_array_size(talk_at(l, "ops")); i++)
+        n += strcmp(talk_str(json_array_get(talk_at(l, "ops"), i), "impl"), impl) == 0;
+    json_decref(l);
+    return n;
 }
 
 static void test_examples(struct rs_engine *e)
@@ -61,32 +128,29 @@ static void test_examples(struct rs_engine *e)
     size_t n, m;
     char path[512];
     json_decref(talk_generate(e, PROMPT, 20, plain, 20, &n));
-    static const char *const NAMES[] = {"rmsnorm-plain", "linear-plain"};
-    for (int i = 0; i < 2; i++) {
-        snprintf(path, sizeof path, "scripts/patches/%s.c", NAMES[i]);
+    for (int i = 0; i < N_EXAMPLES; i++) {
+        snprintf(path, sizeof path, "scripts/patches/%s", EXAMPLES[i].file);
         json_t *r = talk(e, "patch.load", "{'path':'%s'}", tap_source(path));
-        tap_eq_str(talk_str(r, "name"), NAMES[i], "%s is loaded, self-test %.2g, %.0f ms", NAMES[i], talk_num(r, "selftest_worst"), talk_num(r, "staged_ms"));
+        tap_ok(strcmp(talk_str(r, "name"), EXAMPLES[i].name) == 0 && strcmp(talk_str(r, "kind"), EXAMPLES[i].kind) == 0, "%s is loaded, self-test %.2g, %.0f ms",
+               EXAMPLES[i].file, talk_num(r, "selftest_worst"), talk_num(r, "staged_ms"));
         json_decref(r);
-        r = talk(e, "patch.shadow", "{%s,'impl':'%s'}", PROMPT, NAMES[i]);
-        double limit = i == 0 ? 1e-6 : 3e-2; /* the built-in projection rounds activations to int8, the plain one does not */
-        tap_ok(talk_num(r, "compared") > 20 && talk_num(r, "worst") < limit, "%s in the shadow of the built-in: %g comparisons, worst %.2g at %s", NAMES[i],
-               talk_num(r, "compared"), talk_num(r, "worst"), talk_str(r, "worst_site"));
+        r = talk(e, "patch.shadow", "{%s,'impl':'%s'}", PROMPT, EXAMPLES[i].name);
+        tap_ok(talk_num(r, "compared") > 20 && talk_num(r, "worst") < EXAMPLES[i].limit, "%s in the shadow of the built-in: %g comparisons, worst %.2g at %s",
+               EXAMPLES[i].name, talk_num(r, "compared"), talk_num(r, "worst"), talk_str(r, "worst_site"));
         json_decref(r);
-        json_decref(talk(e, "patch.set", "{'slot':'user','impl':'%s'}", NAMES[i]));
+        json_decref(talk(e, "patch.reset", "{}"));
+        json_decref(talk(e, "patch.set", "{'slot':'user','impl':'%s'}", EXAMPLES[i].name));
+        json_decref(talk_generate(e, PROMPT, 20, with, 20, &m));
+        tap_ok(ran(e, EXAMPLES[i].name) > 3, "the ledger names %s at %zu ops", EXAMPLES[i].name, ran(e, EXAMPLES[i].name));
+        tap_ok(n == m && memcmp(plain, with, n * sizeof *plain) == 0, "the answer is the same");
+        r = talk(e, "replay", "{%s}", PROMPT);
+        tap_eq_int((long long)talk_num(r, "out_of_tolerance"), 0, "the reference agrees with it");
+        json_decref(r);
     }
-    json_decref(talk_generate(e, PROMPT, 20, with, 20, &m));
-    json_t *l = talk(e, "ledger", "{}");
-    size_t users = 0;
-    for (size_t i = 0; i < json_array_size(talk_at(l, "ops")); i++)
-        users += strstr(talk_str(json_array_get(talk_at(l, "ops"), i), "impl"), "-plain") != NULL;
-    tap_ok(users > 30, "the ledger names them at %zu ops", users);
-    json_decref(l);
-    tap_ok(n == m && memcmp(plain, with, n * sizeof *plain) == 0, "the answer is the same");
-    l = talk(e, "replay", "{%s}", PROMPT);
-    tap_eq_int((long long)talk_num(l, "out_of_tolerance"), 0, "the reference agrees with them");
-    json_decref(l);
-    l = talk(e, "diff", "{%s,'decode':2,'tolerance':0,'a':{'mode':'eager'},'b':{'mode':'graph'}}", PROMPT);
-    tap_eq_int((long long)talk_num(l, "out_of_tolerance"), 0, "eager and graph agree to the bit with them");
+    for (int i = 0; i < N_EXAMPLES; i++)
+        json_decref(talk(e, "patch.set", "{'slot':'user','impl':'%s'}", EXAMPLES[i].name));
+    json_t *l = talk(e, "diff", "{%s,'decode':2,'tolerance':0,'a':{'mode':'eager'},'b':{'mode':'graph'}}", PROMPT);
+    tap_eq_int((long long)talk_num(l, "out_of_tolerance"), 0, "eager and graph agree to the bit with all of them");
     json_decref(l);
     json_t *again = talk(e, "patch.load", "{'path':'%s','activate':true,'site':'blk.1.*'}", tap_source("scripts/patches/rmsnorm-plain.c"));
     tap_eq_str(talk_str(again, "name"), "rmsnorm-plain.2", "a name that is taken gets a number");
@@ -98,10 +162,57 @@ static void test_examples(struct rs_engine *e)
     json_decref(l);
 }
 
+/* The text of the next LOG event that has `word`; others are thrown away. */
+static bool told(struct rs_engine *e, const char *word, char *text, size_t cap)
+{
+    for (int i = 0; i < 1000; i++) {
+        json_t *o = talk_wait(e, RS_EVENT_LOG);
+        if (o == NULL)
+            return false;
+        snprintf(text, cap, "%s", talk_str(o, "text"));
+        json_decref(o);
+        if (strstr(text, word) != NULL)
+            return true;
+    }
+    return false;
+}
+
+/* What passes the self-test and fails in the model is taken out, and nobody who waits for an answer notices. */
+static void test_late(struct rs_engine *e, const char *mode)
+{
+    static const struct { const char *name, *text, *says; } LATE[] = {
+        {"an error", LUA("add", "if call.layer == 3 then error('not this one') end\n" LUA_ADD), "late.lua:3: not this one"},
+        {"an endless loop", LUA("add", "if call.layer == 2 then while true do end end\n" LUA_ADD), "late.lua:3: runs too long"},
+        {"half of an answer", LUA("add", "if call.layer == 4 then call.y:set(1, call.x:row(1)); call.y:set(1, {}) end\n" LUA_ADD), "values expected, got 0"}};
+    int32_t plain[20], with[20];
+    size_t n, m;
+    char text[600] = "";
+    json_decref(talk(e, "set", "{'mode':'%s'}", mode));
+    json_decref(talk_generate(e, PROMPT, 20, plain, 20, &n));
+    for (size_t i = 0; i < sizeof LATE / sizeof LATE[0]; i++) {
+        json_t *r = talk(e, "patch.load", "{'path':'%s','activate':true}", talk_file("late.lua", LATE[i].text));
+        json_decref(r);
+        json_decref(talk(e, "submit", "{%s,'temp':0,'max_tokens':20,'ignore_eos':true}", PROMPT));
+        tap_ok(told(e, "was taken out", text, sizeof text) && strstr(text, LATE[i].says) != NULL, "%s: %s: %s", mode, LATE[i].name, text);
+        json_t *done = talk_wait(e, RS_EVENT_DONE);
+        tap_ok(talk_num(done, "tokens") == 20 && strcmp(talk_str(done, "stop"), "length") == 0, "the answer ends as it should");
+        json_decref(done);
+        r = talk(e, "patch.list", "{}");
+        json_t *journal = talk_at(r, "journal"), *last = json_array_get(journal, json_array_size(journal) - 1);
+        tap_ok(strncmp(talk_str(last, "to"), "without a", 9) == 0 && strcmp(talk_str(last, "by"), "engine") == 0, "the journal says so: %s by %s", talk_str(last, "to"),
+               talk_str(last, "by"));
+        json_decref(r);
+        json_decref(talk_generate(e, PROMPT, 20, with, 20, &m));
+        tap_ok(n == m && memcmp(plain, with, n * sizeof *plain) == 0, "the next one is as before");
+        tap_eq_int(talk_error(e, NULL, "patch.shadow", "{%s,'impl':'%s'}", PROMPT, "a"), RS_EFORMAT, "in a shadow it is an error, and no more");
+    }
+}
+
 /* While a stream runs, in every layout of the work: no token is lost. */
 static void test_swaps(struct rs_engine *e)
 {
     static const int RANKS[] = {1, 2, 8};
+    static const char *const IMPLS[] = {"rmsnorm-plain", "mla-plain", "rmsnorm-lua", "router-lua", "allreduce-exact", "off"};
     for (size_t k = 0; k < 3; k++) {
         struct rs_event ev;
         struct rs_error err;
@@ -113,7 +224,7 @@ static void test_swaps(struct rs_engine *e)
             done = ev.type == RS_EVENT_DONE;
             tokens += ev.type == RS_EVENT_TOKEN && ev.token >= 0;
             if (ev.type == RS_EVENT_TOKEN && tokens % 10 == 0) {
-                json_decref(talk(e, "patch.set", "{'slot':'user','impl':'%s'}", swaps % 2 ? "off" : "rmsnorm-plain"));
+                json_decref(talk(e, "patch.set", "{'slot':'user','impl':'%s'}", IMPLS[swaps % 6]));
                 swaps++;
             }
         }
@@ -126,9 +237,13 @@ int main(void)
 {
     if (system("${CC:-cc} --version >/dev/null 2>&1") != 0)
         tap_skip_all("no C compiler");
-    struct rs_engine *e = talk_open(MODEL, "\"ranks\":4,\"mode\":\"graph\"");
-    test_bad(e);
+    struct rs_engine *e = talk_open_hosted(MODEL, "\"ranks\":4,\"mode\":\"graph\"", scr_op_host());
+    test_bad(e, "patch.c", BAD_C, sizeof BAD_C / sizeof BAD_C[0]);
+    test_bad(e, "patch.lua", BAD_LUA, sizeof BAD_LUA / sizeof BAD_LUA[0]);
+    test_arguments(e);
     test_examples(e);
+    test_late(e, "graph");
+    test_late(e, "eager");
     test_swaps(e);
     rs_engine_close(e);
     return tap_done();

@@ -1,11 +1,12 @@
 /* A hundred implementations swapped during one long answer at 8 ranks: no token is lost or changed, and the pause at a swap is printed. The swaps are
- * between implementations that compute the same bits for a generated token, so the answer must be the one without swaps, token for token; that each of
+ * between implementations (one of them in Lua) that compute the same bits for a generated token, so the answer must be the one without swaps, token for token; that each of
  * them really took place shows in the ledger. Run it with ThreadSanitizer too. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "lua/scr_op.h"
 #include "tests/talk.h"
 #include "tests/tap.h"
 
@@ -16,8 +17,14 @@
 
 enum { TOKENS = 640, EVERY = 6, SWAPS = 100 };
 
-static const struct { const char *slot, *impl, *kind; } SWAP[] = {
-    {"qkv_a", "split", "qkv_a"}, {"mla", "absorbed", "mla"}, {"qkv_a", "fused", "qkv_a"}, {"mla", "auto", "mla"}};
+/* A sum of two is the same in double, rounded once. */
+#define ADD_LUA "return {name = \"add-lua\", kind = \"add\", help = \"y + x\", run = function(call)\n" \
+    "for i = 1, call.rows do\nlocal x, y = call.x:row(i), call.y:row(i)\nfor j = 1, #x do y[j] = y[j] + x[j] end\ncall.y:set(i, y)\nend\nend}\n"
+
+static const struct { const char *slot, *impl, *kind, *runs; } SWAP[] = {
+    {"qkv_a", "split", "qkv_a", "split"}, {"user", "add-lua", "add", "add-lua"}, {"mla", "absorbed", "mla", "absorbed"},
+    {"qkv_a", "fused", "qkv_a", "fused"}, {"user", "off", "add", "rows"}, {"mla", "auto", "mla", "auto"}};
+enum { N_SWAP = sizeof SWAP / sizeof SWAP[0] };
 
 static int by_value(const void *a, const void *b)
 {
@@ -100,10 +107,10 @@ static void test_swaps(struct rs_engine *e, const char *mode)
         }
         n++;
         if (n % EVERY == EVERY / 2 && swaps > took_place) /* half way to the next, so that looking does not lengthen the pause */
-            took_place += ran(e, SWAP[(swaps - 1) % 4].kind, SWAP[(swaps - 1) % 4].impl);
+            took_place += ran(e, SWAP[(swaps - 1) % N_SWAP].kind, SWAP[(swaps - 1) % N_SWAP].runs);
         if (n % EVERY != 0 || swaps == SWAPS)
             continue;
-        json_t *r = talk(e, "patch.set", "{'slot':'%s','impl':'%s'}", SWAP[swaps % 4].slot, SWAP[swaps % 4].impl);
+        json_t *r = talk(e, "patch.set", "{'slot':'%s','impl':'%s'}", SWAP[swaps % N_SWAP].slot, SWAP[swaps % N_SWAP].impl);
         took[swaps++] = talk_num(r, "took_ms");
         json_decref(r);
     }
@@ -138,7 +145,8 @@ static void test_cache(struct rs_engine *e)
 
 int main(void)
 {
-    struct rs_engine *e = talk_open(MODEL, "\"ranks\":8");
+    struct rs_engine *e = talk_open_hosted(MODEL, "\"ranks\":8", scr_op_host());
+    json_decref(talk(e, "patch.load", "{'path':'%s'}", talk_file("add.lua", ADD_LUA)));
     test_swaps(e, "graph");
     test_swaps(e, "eager");
     test_cache(e);

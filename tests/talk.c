@@ -82,9 +82,30 @@ enum rs_result talk_error(struct rs_engine *e, const char **msg, const char *met
 
 struct rs_engine *talk_open(const char *model, const char *extra)
 {
+    return talk_open_hosted(model, extra, NULL);
+}
+
+const char *talk_file(const char *name, const char *text)
+{
+    static char path[512];
+    snprintf(path, sizeof path, "%s", tap_scratch(name));
+    FILE *f = fopen(path, "w");
+    if (f == NULL || fputs(text, f) < 0 || fclose(f) != 0)
+        abort();
+    return path;
+}
+
+struct rs_engine *talk_open_hosted(const char *model, const char *extra, const struct rs_patch_host *host)
+{
     struct rs_engine *e = NULL;
     struct rs_error err;
-    const struct rs_local_params p = {.workers = 2};
+    const struct rs_local_params p = {.workers = 2, .host = host};
+    const char *build = getenv("abs_builddir");
+    char program[512];
+    if (host != NULL && build != NULL) {
+        snprintf(program, sizeof program, "%s/rankscope", build);
+        setenv("RANKSCOPE_PROGRAM", program, 0);
+    }
     if (rs_engine_local(&p, &e, &err) != RS_OK)
         tap_skip_all("no engine: %s", err.msg);
     json_t *o = talk(e, "hello", "{'protocol':%d,'client':'test','control':true}", RS_PROTOCOL);

@@ -11,6 +11,10 @@
 
 /* An engine with two workers and a model of the source tree ("models/x.gguf") open. extra: more members for "open", such as "\"ranks\":4". */
 struct rs_engine *talk_open(const char *model, const char *extra);
+/* The same with a host for patches in Lua; `rankscope` of the build tests them. */
+struct rs_engine *talk_open_hosted(const char *model, const char *extra, const struct rs_patch_host *host);
+/* The name of a file in the test's scratch folder that holds this text; valid until the next call. */
+const char *talk_file(const char *name, const char *text);
 /* The reply to a request; caller decrefs. Single quotes in fmt become double quotes. */
 json_t *talk(struct rs_engine *e, const char *method, const char *fmt, ...) TALK_PRINTF(3, 4);
 /* The same with the reply's blob; caller frees it. */
