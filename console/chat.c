@@ -206,6 +206,18 @@ void chat_lost(struct con *con)
     json_decref(done);
 }
 
+/* Ask for the end of the answer, and do not wait. */
+static enum rs_result cancel(struct con *con, struct rs_error *err)
+{
+    uint32_t id;
+    json_t *args = json_pack("{s:I}", "stream", (json_int_t)con->answer.stream);
+    char *text = json_dumps(args, JSON_COMPACT);
+    json_decref(args);
+    enum rs_result r = rs_send(con->engine, "cancel", text, &id, err);
+    free(text);
+    return r;
+}
+
 /* hold: a breakpoint ends the wait, the answer goes on when the engine does. */
 static enum rs_result wait_answer(struct con *con, bool hold, struct rs_error *err)
 {
@@ -224,12 +236,7 @@ static enum rs_result wait_answer(struct con *con, bool hold, struct rs_error *e
             return fail_set(err, RS_ECANCELLED, "interrupted; the engine has not stopped yet");
         }
         cancelled = true;
-        uint32_t id;
-        json_t *args = json_pack("{s:I}", "stream", (json_int_t)a->stream);
-        char *text = json_dumps(args, JSON_COMPACT);
-        json_decref(args);
-        enum rs_result r = rs_send(con->engine, "cancel", text, &id, err);
-        free(text);
+        enum rs_result r = cancel(con, err);
         if (r != RS_OK)
             return r;
     }
@@ -378,6 +385,18 @@ enum rs_result chat_go_on(struct con *con, const char *method, json_t *args, str
         con->stopped = json_incref(was);
     json_decref(was);
     return r == RS_OK && con->answer.running ? finish(con, err) : r;
+}
+
+void chat_interrupted(struct con *con)
+{
+    if (con->stopped == NULL || con->lost)
+        return;
+    char *site = text_one_line(js_str(con->stopped, "site", "a step's end"));
+    if (con->answer.running && cancel(con, NULL) == RS_OK)
+        out_printf(con->out, OUT_NOTE, "the engine is stopped at %s; the answer ends when it runs on: /continue\n", site);
+    else
+        out_printf(con->out, OUT_NOTE, "the engine is stopped at %s: /continue lets it run on\n", site);
+    free(site);
 }
 
 enum rs_result chat_turn(struct con *con, const char *text, struct rs_error *err)

@@ -24,6 +24,9 @@ enum rs_result chat_turn(struct con *con, const char *text, struct rs_error *err
 /* The engine is stopped inside a step: have it go on by "continue", "step" or "next" (args consumed), and wait for the answer's end or the next stop. */
 enum rs_result chat_go_on(struct con *con, const char *method, json_t *args, struct rs_error *err);
 
+/* Ctrl-C while nothing is waited for: when the engine is stopped, its answer is asked to end, and what lets it run on is said. */
+void chat_interrupted(struct con *con);
+
 /* Answer again after the last message of the person; the answer that was there is replaced. RS_ESTATE: nothing to answer. */
 enum rs_result chat_again(struct con *con, struct rs_error *err);
 

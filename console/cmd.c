@@ -33,6 +33,15 @@ const struct cmd_entry *cmd_find(const char *name)
     return NULL;
 }
 
+/* What a person typed to get the command: the console has no name of its own. Valid until the next call. */
+static const char *title(const struct cmd_entry *e)
+{
+    static char s_title[64];
+    bool repl = e == &cmd_repl_entry;
+    snprintf(s_title, sizeof s_title, "rankscope%s%s", repl ? "" : " ", repl ? "" : e->name);
+    return s_title;
+}
+
 enum exit_status cmd_usage(const struct cmd_entry *e, const char *fmt, ...)
 {
     va_list ap;
@@ -40,7 +49,7 @@ enum exit_status cmd_usage(const struct cmd_entry *e, const char *fmt, ...)
     char *text = xvasprintf(fmt, ap);
     va_end(ap);
     char *line = text_one_line(text);
-    fprintf(stderr, "rankscope %s: %s (see rankscope %s --help)\n", e->name, line, e->name);
+    fprintf(stderr, "%s: %s (see %s --help)\n", title(e), line, title(e));
     free(line);
     free(text);
     return EXIT_USAGE;
@@ -52,7 +61,7 @@ enum exit_status cmd_fail(const struct cmd_entry *e, const struct rs_error *err)
     fflush(stdout);
     if (status != EXIT_INTERRUPT) {
         char *line = text_one_line(err->msg);
-        fprintf(stderr, "rankscope %s: %s\n", e->name, line);
+        fprintf(stderr, "%s: %s\n", title(e), line);
         free(line);
     }
     return status;
@@ -67,7 +76,7 @@ enum exit_status cmd_flush(const struct cmd_entry *e, enum exit_status status)
     if (failed == 0)
         return status;
     if (failed != EPIPE)
-        fprintf(stderr, "rankscope %s: cannot write the output: %s\n", e->name, strerror(failed));
+        fprintf(stderr, "%s: cannot write the output: %s\n", title(e), strerror(failed));
     return status == EXIT_OK ? EXIT_COMMAND : status;
 }
 
@@ -177,7 +186,9 @@ void cmd_help_all(FILE *f)
 {
     const struct opt *common = s_common;
     fputs("usage: rankscope [options] [MODEL.gguf]\n"
-          "       rankscope COMMAND [options] [arguments]\n\n",
+          "       rankscope COMMAND [options] [arguments]\n"
+          "       rankscope SCRIPT.lua [arguments]\n"
+          "       rankscope -e CODE\n\n",
           f);
     cmd_wrap(f,
              "Runs a GGUF model tensor-parallel and lets you see and change how it is computed. Without a command it starts the console on "

@@ -104,6 +104,10 @@ static const char s_files[] =
     ".TP\n.I $XDG_STATE_HOME/rankscope/history\nThe lines typed at the prompt (~/.local/state when the variable is not set). A line that "
     "begins with a\n"
     "space is not kept.\n"
+    ".TP\n.I $XDG_STATE_HOME/rankscope/notebook.db\nClaims, hypotheses, tasks and experiments.\n"
+    ".TP\n.I $XDG_STATE_HOME/rankscope/layouts\nArrangements that /layout save has kept.\n"
+    ".TP\n.I $XDG_CONFIG_HOME/rankscope/config\nLines for every console (~/.config when the variable is not set): bind, set, theme, layout.\n"
+    ".TP\n.I $XDG_CONFIG_HOME/rankscope/init.lua\nLua that runs when the console starts.\n"
     ".SH EXIT STATUS\n"
     "0 ok, 1 the command failed, 2 wrong usage, 3 model or engine failed, 4 a comparison failed, 130 interrupted.\n";
 
@@ -115,7 +119,7 @@ static enum exit_status exec_man(const struct cmd_entry *self, const struct opt_
     (void)v;
     fputs(".TH RANKSCOPE 1\n.SH NAME\nrankscope \\- run a GGUF model tensor\\-parallel, and see and change how it is computed\n"
           ".SH SYNOPSIS\n.B rankscope\n.RI [ options ]\n.RI [ MODEL.gguf ]\n.br\n.B rankscope\n.I command\n.RI [ options ]\n.RI [ "
-          "arguments ]\n"
+          "arguments ]\n.br\n.B rankscope\n.I SCRIPT.lua\n.RI [ arguments ]\n.br\n.B rankscope \\-e\n.I CODE\n"
           ".SH COMMANDS\n",
           stdout);
     for (size_t i = 0; cmd_table[i] != NULL; i++) {
@@ -132,6 +136,10 @@ static enum exit_status exec_man(const struct cmd_entry *self, const struct opt_
         paragraphs(e->help);
         options(e, shared, titles);
     }
+    fputs(".SS rankscope SCRIPT.lua, rankscope \\-e CODE\n"
+          "Runs a Lua script, or a line of Lua whose values are printed. The module rs (docs/lua.md) opens models and drives them; rs.connect() uses an\n"
+          "engine that runs. Arguments are in the table arg.\n",
+          stdout);
     fputs(".SH OPTIONS OF SEVERAL COMMANDS\n", stdout);
     shared_table("Model options", oneshot_table);
     shared_table("Sampling options", sampling_table);

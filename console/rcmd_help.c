@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "console/rcmd_list.h"
 #include "console/table.h"
@@ -15,11 +16,40 @@ static void take_added(void *ctx, const char *name, const char *help)
     free(text);
 }
 
+struct wanted {
+    const char *name;
+    char *help; /* NULL: not found */
+};
+
+static void look_for(void *ctx, const char *name, const char *help)
+{
+    struct wanted *w = ctx;
+    if (strcmp(name, w->name) == 0)
+        w->help = text_one_line(help);
+}
+
+/* Explain a command that a script has added; false: there is none of that name. */
+static bool explain_added(struct con *con, const char *name)
+{
+    struct wanted w = {.name = name};
+    if (con->script != NULL)
+        scr_script_commands(con->script, look_for, &w);
+    if (w.help == NULL)
+        return false;
+    out_printf(con->out, OUT_HEADING, "/%s\n", name);
+    out_printf(con->out, OUT_TEXT, "%s\n", *w.help != '\0' ? w.help : "added by a script");
+    free(w.help);
+    return true;
+}
+
 static enum rs_result exec_help(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
 {
     (void)self;
     if (*args != '\0') {
-        const struct rcmd_entry *e = rcmd_find(args[0] == '/' ? args + 1 : args, err);
+        const char *name = args[0] == '/' ? args + 1 : args;
+        if (explain_added(con, name))
+            return RS_OK;
+        const struct rcmd_entry *e = rcmd_find(name, err);
         if (e == NULL)
             return err->code;
         out_printf(con->out, OUT_HEADING, "/%s%s%s\n", e->name, *e->args ? " " : "", e->args);

@@ -107,8 +107,10 @@ static bool turn(struct con *con, struct repl *r)
     unsigned wake = con_pump(con, -1);
     if (wake & CON_WAKE_END)
         return false;
-    if (wake & CON_WAKE_INTERRUPT)
+    if (wake & CON_WAKE_INTERRUPT) {
         line_clear();
+        chat_interrupted(con);
+    }
     line_show();
     if (!r->input)
         return true;

@@ -467,6 +467,7 @@ static void interrupted(struct tui *t)
 {
     uint64_t now = tui_now_us(t);
     line_clear();
+    chat_interrupted(t->con);
     if (t->last_interrupt_us != 0 && now - t->last_interrupt_us < 1000000)
         tui_say(t, false, "Ctrl-D leaves the console");
     t->last_interrupt_us = now;

@@ -39,10 +39,12 @@ X
 console <<'X'
 /double ab
 /help
+/help double
 =rs.cmd.add("mode", print)
 X
 says "init.lua adds a command" "twice: abab"
 says "/help lists it" "say it twice"
+tap_ok "and explains it" sh -c 'printf "%s\n" "$1" | grep -A 1 "^/double$" | grep -q "^say it twice$"' - "$out"
 says "the console's own commands stay" "/mode is the console's own"
 echo 'error("broken")' >"$XDG_CONFIG_HOME/rankscope/init.lua"
 console <<'X'

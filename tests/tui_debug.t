@@ -93,4 +93,25 @@ wait-text B  blk.1.attn.norm
 key b
 wait-text covers other ops too: /break del
 END
+# Ctrl-C has no step to interrupt: it says so, and the answer ends with the step.
+"$prog" --local --no-think --layout desk --screen 110x40 --keys /dev/stdin >out 2>&1 <<'END'
+text /break blk.0.attn.q_b
+key Enter
+text Tell me
+key Enter
+wait-text HELD at blk.0.attn.q_b
+key C-c
+wait-text the answer ends
+save-screen interrupted
+text /break del
+key Enter
+text /continue
+key Enter
+wait-text (stopped)
+wait-idle
+save-screen done
+END
+tap_eq "Ctrl-C while it is held: the steps run" "$? $(cat out)" "0 "
+has "it says where" interrupted 'the engine is stopped at blk.0.attn.q_b'
+tap_ok "and then nothing holds it" sh -c 'test -s done && ! grep -q HELD done'
 tap_done
