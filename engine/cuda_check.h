@@ -117,11 +117,15 @@ struct made {
 static inline struct made matrix(struct check *t, uint32_t type, uint32_t rows, uint32_t k, uint32_t mats)
 {
     const size_t n = (size_t)rows * mats, raw = krn_row_bytes(type, k), pitch = kcu_pitch(type, k);
-    float *x = randoms(t, n * k);
+    const bool encodes = krn_type_info(type)->encodes;
+    float *x = encodes ? randoms(t, n * k) : NULL;
     uint8_t *q = host(t, n * raw);
     struct made a = {.w = host(t, n * k * sizeof(float))};
     for (size_t i = 0; i < n; i++) {
-        krn_quant_row(type, x + i * k, q + i * raw, k);
+        if (encodes)
+            krn_quant_row(type, x + i * k, q + i * raw, k);
+        else
+            krn_quant_random(type, &t->seed, 1, q + i * raw, k);
         krn_dequant_row(type, q + i * raw, a.w + i * k, k);
     }
     uint8_t *src = device(t, q, n * raw), *dst = device(t, NULL, n * pitch);

@@ -346,20 +346,48 @@ static void check_mla(struct check *t, enum krn_cache_type cache, uint32_t heads
     release(t);
 }
 
-static const uint32_t TYPES[] = {KRN_F32,  KRN_F16,  KRN_BF16, KRN_Q4_0, KRN_Q4_1, KRN_Q5_0,   KRN_Q5_1,  KRN_Q8_0,
-                                 KRN_Q2_K, KRN_Q3_K, KRN_Q4_K, KRN_Q5_K, KRN_Q6_K, KRN_IQ4_NL, KRN_IQ4_XS};
+/* Weights made up on the device, seen through the kernel that looks rows up: about the deviation that was asked for, about centred, not all alike. */
+static void check_random(struct check *t, uint32_t type)
+{
+    enum { ROWS = 64, K = 1024 };
+    const float sigma = 0.0625f;
+    const size_t pitch = kcu_pitch(type, K);
+    int32_t ids[ROWS];
+    for (int i = 0; i < ROWS; i++)
+        ids[i] = i;
+    uint8_t *w = device(t, NULL, ROWS * pitch);
+    const int32_t *d = device(t, ids, sizeof ids);
+    const struct kcu_mat m = {.w = w, .type = type, .rows = ROWS, .k = K, .n_mats = 1, .pitch = pitch, .mat_pitch = ROWS * pitch};
+    float *y = device(t, NULL, (size_t)ROWS * K * sizeof *y);
+    if (t->rc != RS_OK || !good(t, kcu_random(&t->l, type, K, ROWS, sigma, 0, 77, w), "random") ||
+        !good(t, kcu_rows(&t->l, &m, d, ROWS, 0, y, K, K), "rows"))
+        return;
+    const float *got = fetch(t, y, (size_t)ROWS * K * sizeof *y);
+    double sum = 0, sq = 0;
+    for (size_t i = 0; i < (size_t)ROWS * K; i++) {
+        sum += (double)got[i];
+        sq += (double)got[i] * (double)got[i];
+    }
+    const double n = (double)ROWS * K, mean = sum / n, deviation = sqrt(sq / n - mean * mean);
+    result(t, fabs(log2(deviation / (double)sigma)), 0.5, "made up %s: deviation %.3g of %.3g wanted", krn_type_info(type)->name, deviation, (double)sigma);
+    result(t, fabs(mean) / (double)sigma, 0.2, "made up %s: centred", krn_type_info(type)->name);
+    release(t);
+}
 
 enum rs_result cuda_selftest(int dev, void (*report)(void *arg, const struct cuda_check *c), void *arg, struct rs_error *err)
 {
     struct check t = {.l = {.pdl = true}, .report = report, .arg = arg, .err = err, .seed = 20};
     if (!good(&t, cudaSetDevice(dev), "device") || !good(&t, cudaStreamCreateWithFlags(&t.l.stream, cudaStreamNonBlocking), "stream"))
         return t.rc;
-    for (size_t i = 0; i < sizeof TYPES / sizeof TYPES[0] && t.rc == RS_OK; i++) {
-        check_rows(&t, TYPES[i], 512);
+    for (uint32_t type = 0; type < KRN_TYPE_MAX && t.rc == RS_OK; type++) {
+        if (krn_type_info(type) == NULL || !krn_type_info(type)->computes)
+            continue;
+        check_rows(&t, type, 512);
+        check_random(&t, type);
         for (uint32_t n = 1; n <= 9; n += n == 1 ? 2 : 3) { /* 1, 3, 6, 9 */
-            check_linear(&t, TYPES[i], false, n, 101, 768);
-            if (krn_type_info(TYPES[i])->quantised)
-                check_linear(&t, TYPES[i], true, n, 101, 768);
+            check_linear(&t, type, false, n, 101, 768);
+            if (krn_type_info(type)->quantised)
+                check_linear(&t, type, true, n, 101, 768);
         }
     }
     check_linear(&t, KRN_Q8_0, true, 1, 33, 96);
@@ -368,6 +396,8 @@ enum rs_result cuda_selftest(int dev, void (*report)(void *arg, const struct cud
         check_moe(&t, KRN_Q4_K, KRN_Q5_K, int8 != 0, 1);
         check_moe(&t, KRN_Q5_K, KRN_Q6_K, int8 != 0, 4);
         check_moe(&t, KRN_Q8_0, KRN_Q4_K, int8 != 0, 3);
+        check_moe(&t, KRN_IQ2_XXS, KRN_IQ3_S, int8 != 0, 1);
+        check_moe(&t, KRN_MXFP4, KRN_IQ1_M, int8 != 0, 4);
     }
     check_join(&t, 1, 2048);
     check_join(&t, 3, 6144);

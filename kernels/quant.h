@@ -29,6 +29,14 @@ void krn_quant_row(uint32_t type, const float *src, void *dst, size_t n);
  * of two at best. Fast; deterministic in *seed, which moves on. */
 void krn_quant_random(uint32_t type, uint64_t *seed, float scale, void *dst, size_t n);
 
+/* Where a block of a quantised type has its half d and perhaps its half m (-1: no such half), the deviation of its weights with d = 1 and random codes,
+ * and m / d that centres them. MXFP4 has a power of two and IQ1_M spreads its d; of these only the deviation counts. */
+struct krn_quant_scales {
+    int16_t d, m;
+    float deviation, ratio;
+};
+struct krn_quant_scales krn_quant_scales(uint32_t type);
+
 /* ---- the inside of a quantised row ---- */
 
 /* Every quantised format is, group by group, w = a * (q - 2^zero_shift), or w = a * q - b where it has minima; q is 0..255. Group sizes are

@@ -11,17 +11,19 @@ static uint64_t next(uint64_t *seed)
     return z ^ z >> 31;
 }
 
-/* Where a block has its half d and perhaps its half m, the deviation of its weights with d = 1 and random codes, and m / d that centres them. */
-static const struct layout {
-    int16_t d, m;
-    float deviation, ratio;
-} layouts[KRN_TYPE_MAX] = {
+static const struct krn_quant_scales layouts[KRN_TYPE_MAX] = {
     [KRN_Q4_0] = {0, -1, 4.6f, 0},        [KRN_Q4_1] = {0, 2, 4.6f, -7.5f},   [KRN_Q5_0] = {0, -1, 9.2f, 0},      [KRN_Q5_1] = {0, 2, 9.2f, -15.5f},
     [KRN_Q8_0] = {0, -1, 74, 0},          [KRN_IQ4_NL] = {0, -1, 67, 0},      [KRN_Q2_K] = {80, 82, 13.9f, 1.5f}, [KRN_Q3_K] = {108, -1, 43, 0},
     [KRN_Q4_K] = {0, 2, 258, 7.5f},       [KRN_Q5_K] = {0, 2, 527, 15.5f},    [KRN_Q6_K] = {208, -1, 1366, 0},    [KRN_IQ4_XS] = {0, -1, 1245, 0},
     [KRN_IQ2_XXS] = {0, -1, 50, 0},       [KRN_IQ2_XS] = {0, -1, 50, 0},      [KRN_IQ2_S] = {0, -1, 50, 0},       [KRN_IQ3_XXS] = {0, -1, 138, 0},
     [KRN_IQ3_S] = {0, -1, 157, 0},        [KRN_IQ1_S] = {0, -1, 7.6f, 0},     [KRN_TQ1_0] = {52, -1, 0.8f, 0},    [KRN_TQ2_0] = {64, -1, 0.7f, 0},
+    [KRN_IQ1_M] = {-1, -1, 7.6f, 0},      [KRN_MXFP4] = {-1, -1, 5.85f, 0},
 };
+
+struct krn_quant_scales krn_quant_scales(uint32_t type)
+{
+    return layouts[type];
+}
 
 static void put_half(uint8_t *p, float x)
 {
@@ -31,11 +33,11 @@ static void put_half(uint8_t *p, float x)
 
 static void set_scales(uint32_t type, uint8_t *p, float scale)
 {
-    const struct layout *l = &layouts[type];
+    const struct krn_quant_scales *l = &layouts[type];
     if (type == KRN_MXFP4) {
-        p[0] = (uint8_t)(128 + (int)rintf(log2f(scale / 5.85f)));
+        p[0] = (uint8_t)(128 + (int)rintf(log2f(scale / l->deviation)));
     } else if (type == KRN_IQ1_M) { /* spread over the upper four bits of four words */
-        uint16_t h = krn_f32_to_f16(scale / 7.6f);
+        uint16_t h = krn_f32_to_f16(scale / l->deviation);
         for (int i = 0; i < 4; i++)
             p[49 + 2 * i] = (uint8_t)((p[49 + 2 * i] & 15) | (h >> 4 * i & 15) << 4);
     } else {

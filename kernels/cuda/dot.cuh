@@ -45,7 +45,7 @@ template <class F, int NC>
 static __device__ __forceinline__ void dot_q8(const uint8_t *row, bool on, uint32_t k, uint32_t sub, uint32_t lpr, const uint8_t *x,
                                               size_t pitch, uint32_t nc, float acc[NC])
 {
-    enum { UNR = F::W == 64 ? 2 : 4 };
+    enum { UNR = in_flight<F>::N };
     const uint32_t n = on ? k / F::W : 0;
     const uint8_t *blocks = x + q8_offset(k);
     typename F::raw r[UNR];
@@ -288,7 +288,7 @@ static __device__ __forceinline__ void stamp_early(uint64_t *at)
 /* Lanes per row such that a row's first loads cover most of it. */
 static inline uint32_t lanes_for(uint32_t type, uint32_t k, bool q8)
 {
-    uint32_t w = unit_of(type), per = !is_quant(type) ? 4 : !q8 ? 1 : w == 64 ? 2 : 4, want = (k / w + per - 1) / per, lpr = 4;
+    uint32_t w = unit_of(type), per = !is_quant(type) ? 4 : !q8 || is_compact(type) ? 1 : w == 64 ? 2 : 4, want = (k / w + per - 1) / per, lpr = 4;
     while (lpr < want && lpr < 32)
         lpr *= 2;
     return lpr;

@@ -6,6 +6,9 @@
 
 #include "kernels/cuda/common.cuh"
 
+#define KRN_GRID static __device__ const
+#include "kernels/quant_grid.c"
+
 template <int T> struct fmt;
 
 #define LOW4 0x0f0f0f0fu
@@ -228,14 +231,19 @@ template <> struct fmt<KRN_Q5_1> {
     }
 };
 
-/* The 16 values of IQ4_NL and IQ4_XS: -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113, four to a word. n: four nibbles in four bytes. */
-static __device__ __forceinline__ int iq4(uint32_t n)
+/* Four nibbles in four bytes to four of 16 values, which come four to a word. */
+static __device__ __forceinline__ int look_up(uint32_t n, uint32_t t0, uint32_t t1, uint32_t t2, uint32_t t3)
 {
-    const uint32_t t0 = 0xbfad9881u, t1 = 0xf6eaddcfu, t2 = 0x26190d01u, t3 = 0x71594535u;
     uint32_t x = (n | n >> 4) & 0x00ff00ffu;
     x = (x | x >> 8) & 0xffffu;
     uint32_t lo = __byte_perm(t0, t1, x & 0x7777u), hi = __byte_perm(t2, t3, x & 0x7777u);
     return (int)__byte_perm(lo, hi, 0x3210u + ((x & 0x8888u) >> 1));
+}
+
+/* The values of IQ4_NL and IQ4_XS: -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113. */
+static __device__ __forceinline__ int iq4(uint32_t n)
+{
+    return look_up(n, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u);
 }
 
 template <> struct fmt<KRN_IQ4_NL> {
@@ -334,6 +342,307 @@ template <> struct fmt<KRN_Q3_K> {
     }
 };
 
+/* ---- fewer than four bits, and MXFP4: general kernels alone compute with these, `compact` keeps their code short ---- */
+
+static __device__ __forceinline__ uint32_t byte_of(uint32_t x, int i)
+{
+    return x >> 8 * i & 255;
+}
+
+/* Byte i of a row, which begins at an even address. */
+template <bool EARLY> static __device__ __forceinline__ uint32_t ld1(const uint8_t *row, size_t i)
+{
+    return ld2<EARLY>(row + (i & ~(size_t)1)) >> 8 * (i & 1) & 255;
+}
+
+/* Four magnitudes, negative where bits 0 to 3 say so. */
+static __device__ __forceinline__ int with_signs(uint32_t m, uint32_t bits)
+{
+    const uint32_t negative = ((bits & 15) * 0x00204081u & 0x01010101u) * 255;
+    return (int)__vsub4(m ^ negative, negative);
+}
+
+/* Eight of them. */
+static __device__ __forceinline__ void eight(uint64_t m, uint32_t bits, int q[2])
+{
+    q[0] = with_signs((uint32_t)m, bits);
+    q[1] = with_signs((uint32_t)(m >> 32), bits >> 4);
+}
+
+/* Seven stored signs; the eighth makes their number even. */
+static __device__ __forceinline__ uint32_t even_signs(uint32_t seven)
+{
+    return seven | (uint32_t)(__popc(seven) & 1) << 7;
+}
+
+/* Eight weights of a ternary grid: 8 t - 1 or 8 t + 1, where the grid has t + 1. */
+static __device__ __forceinline__ void ternary(uint32_t index, bool minus, int q[2])
+{
+    const uint64_t t = __ldg((const unsigned long long *)krn_grid_iq1 + index) * 8;
+    const uint32_t off = minus ? 0x09090909u : 0x07070707u;
+    q[0] = (int)__vsub4((uint32_t)t, off);
+    q[1] = (int)__vsub4((uint32_t)(t >> 32), off);
+}
+
+static __device__ __forceinline__ uint64_t grid8(const uint64_t *grid, uint32_t i)
+{
+    return __ldg((const unsigned long long *)grid + i);
+}
+static __device__ __forceinline__ uint64_t grid4x2(const uint32_t *grid, uint32_t i, uint32_t j)
+{
+    return __ldg(grid + i) | (uint64_t)__ldg(grid + j) << 32;
+}
+
+template <> struct fmt<KRN_IQ2_XXS> { /* 66 bytes: d; per 32 four indices, a word of signs and scale */
+    enum { W = 32, NS = 1, ZERO = 0, MIN = 0 };
+    typedef void compact;
+    struct raw {
+        uint32_t i, s, d;
+    };
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    {
+        const uint8_t *p = row + (size_t)(u / 8) * 66;
+        r.d = ld2<EARLY>(p);
+        r.i = ld4of2<EARLY>(p + 2 + 8 * (u % 8));
+        r.s = ld4of2<EARLY>(p + 6 + 8 * (u % 8));
+    }
+    static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float *)
+    {
+        for (int l = 0; l < 4; l++)
+            eight(grid8(krn_grid_iq2_xxs, byte_of(r.i, l)), even_signs(r.s >> 7 * l & 127), q + 2 * l);
+        a[0] = half_of(r.d) * (0.5f + (float)(r.s >> 28)) * 0.25f;
+    }
+};
+
+template <> struct fmt<KRN_IQ2_XS> { /* 74 bytes: d, 32 words of index and signs, scales of 16 */
+    enum { W = 32, NS = 2, ZERO = 0, MIN = 0 };
+    typedef void compact;
+    struct raw {
+        uint32_t v[2], s, d;
+    };
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    {
+        const uint8_t *p = row + (size_t)(u / 8) * 74;
+        r.d = ld2<EARLY>(p);
+        for (int i = 0; i < 2; i++)
+            r.v[i] = ld4of2<EARLY>(p + 2 + 8 * (u % 8) + 4 * i);
+        r.s = ld1<EARLY>(p, 66 + u % 8);
+    }
+    static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[2], float *)
+    {
+        for (int l = 0; l < 4; l++) {
+            const uint32_t v = r.v[l / 2] >> 16 * (l % 2) & 0xffffu;
+            eight(grid8(krn_grid_iq2_xs, v & 511), even_signs(v >> 9), q + 2 * l);
+        }
+        for (int i = 0; i < 2; i++)
+            a[i] = half_of(r.d) * (0.5f + (float)(r.s >> 4 * i & 15)) * 0.25f;
+    }
+};
+
+template <> struct fmt<KRN_IQ2_S> { /* 82 bytes: d, indices, signs, upper bits of indices, scales of 16 */
+    enum { W = 32, NS = 2, ZERO = 0, MIN = 0 };
+    typedef void compact;
+    struct raw {
+        uint32_t i, signs, high, s, d;
+    };
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    {
+        const uint8_t *p = row + (size_t)(u / 8) * 82;
+        r.d = ld2<EARLY>(p);
+        r.i = ld4of2<EARLY>(p + 2 + 4 * (u % 8));
+        r.signs = ld4of2<EARLY>(p + 34 + 4 * (u % 8));
+        r.high = ld1<EARLY>(p, 66 + u % 8);
+        r.s = ld1<EARLY>(p, 74 + u % 8);
+    }
+    static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[2], float *)
+    {
+        for (int l = 0; l < 4; l++)
+            eight(grid8(krn_grid_iq2_s, byte_of(r.i, l) | (r.high >> 2 * l & 3) << 8), byte_of(r.signs, l), q + 2 * l);
+        for (int i = 0; i < 2; i++)
+            a[i] = half_of(r.d) * (0.5f + (float)(r.s >> 4 * i & 15)) * 0.25f;
+    }
+};
+
+template <> struct fmt<KRN_IQ3_XXS> { /* 98 bytes: d, indices of four weights, words of signs and scale */
+    enum { W = 32, NS = 1, ZERO = 0, MIN = 0 };
+    typedef void compact;
+    struct raw {
+        uint32_t i[2], s, d;
+    };
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    {
+        const uint8_t *p = row + (size_t)(u / 8) * 98;
+        r.d = ld2<EARLY>(p);
+        for (int i = 0; i < 2; i++)
+            r.i[i] = ld4of2<EARLY>(p + 2 + 8 * (u % 8) + 4 * i);
+        r.s = ld4of2<EARLY>(p + 66 + 4 * (u % 8));
+    }
+    static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float *)
+    {
+        for (int l = 0; l < 4; l++) {
+            const uint32_t two = r.i[l / 2] >> 16 * (l % 2);
+            eight(grid4x2(krn_grid_iq3_xxs, two & 255, two >> 8 & 255), even_signs(r.s >> 7 * l & 127), q + 2 * l);
+        }
+        a[0] = half_of(r.d) * (0.5f + (float)(r.s >> 28)) * 0.5f;
+    }
+};
+
+template <> struct fmt<KRN_IQ3_S> { /* 110 bytes: d, indices of four weights, their upper bits, signs, scales */
+    enum { W = 32, NS = 1, ZERO = 0, MIN = 0 };
+    typedef void compact;
+    struct raw {
+        uint32_t i[2], signs, high, s, d;
+    };
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    {
+        const uint8_t *p = row + (size_t)(u / 8) * 110;
+        r.d = ld2<EARLY>(p);
+        for (int i = 0; i < 2; i++)
+            r.i[i] = ld4of2<EARLY>(p + 2 + 8 * (u % 8) + 4 * i);
+        r.high = ld1<EARLY>(p, 66 + u % 8);
+        r.signs = ld4of2<EARLY>(p + 74 + 4 * (u % 8));
+        r.s = ld1<EARLY>(p, 106 + u % 8 / 2);
+    }
+    static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[8], float a[1], float *)
+    {
+        for (int l = 0; l < 4; l++) {
+            const uint32_t two = r.i[l / 2] >> 16 * (l % 2), high = r.high >> 2 * l;
+            eight(grid4x2(krn_grid_iq3_s, (two & 255) | (high & 1) << 8, (two >> 8 & 255) | (high & 2) << 7), byte_of(r.signs, l), q + 2 * l);
+        }
+        a[0] = half_of(r.d) * (float)(1 + 2 * (r.s >> 4 * (u & 1) & 15));
+    }
+};
+
+template <> struct fmt<KRN_IQ1_S> { /* 50 bytes: d, indices, words of their upper bits, scale and sign */
+    enum { W = 32, NS = 1, ZERO = 0, MIN = 0 };
+    typedef void compact;
+    struct raw {
+        uint32_t i, h, d;
+    };
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    {
+        const uint8_t *p = row + (size_t)(u / 8) * 50;
+        r.d = ld2<EARLY>(p);
+        r.i = ld4of2<EARLY>(p + 2 + 4 * (u % 8));
+        r.h = ld2<EARLY>(p + 34 + 2 * (u % 8));
+    }
+    static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float *)
+    {
+        for (int l = 0; l < 4; l++)
+            ternary(byte_of(r.i, l) | (r.h >> 3 * l & 7) << 8, (r.h & 0x8000u) != 0, q + 2 * l);
+        a[0] = half_of(r.d) * (float)(2 * (r.h >> 12 & 7) + 1) * 0.125f;
+    }
+};
+
+template <> struct fmt<KRN_IQ1_M> { /* 56 bytes: indices, their upper bits with signs, scales of 16 with d in their upper bits */
+    enum { W = 32, NS = 2, ZERO = 0, MIN = 0 };
+    typedef void compact;
+    struct raw {
+        uint32_t i, h, s[2];
+    };
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    {
+        const uint8_t *p = row + (size_t)(u / 8) * 56;
+        r.i = ld4<EARLY>(p + 4 * (u % 8));
+        r.h = ld2<EARLY>(p + 32 + 2 * (u % 8));
+        for (int i = 0; i < 2; i++)
+            r.s[i] = ld4<EARLY>(p + 48 + 4 * i);
+    }
+    static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[8], float a[2], float *)
+    {
+        const float d = half_of((r.s[0] >> 12 & 15) | (r.s[0] >> 24 & 0xf0) | (r.s[1] >> 4 & 0xf00) | (r.s[1] >> 16 & 0xf000));
+        const uint32_t g = 2 * (u % 8), scales = r.s[g / 8] >> 16 * (g / 4 % 2);
+        for (int l = 0; l < 4; l++)
+            ternary(byte_of(r.i, l) | (r.h >> 4 * l & 7) << 8, (r.h >> 4 * l & 8) != 0, q + 2 * l);
+        for (uint32_t i = 0; i < 2; i++)
+            a[i] = d * (float)(2 * (scales >> 3 * ((g + i) % 4) & 7) + 1) * 0.125f;
+    }
+};
+
+template <> struct fmt<KRN_TQ1_0> { /* 54 bytes: five digits a byte, 32, then 16, then (four digits) 4 bytes wide; d */
+    enum { W = 32, NS = 1, ZERO = 1, MIN = 0 };
+    typedef void compact;
+    struct raw {
+        uint32_t v[8], d;
+    };
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    {
+        const uint8_t *p = row + (size_t)(u / 8) * 54, *from = p + (u % 8 < 5 ? 0 : 32);
+        for (int i = 0; i < 8; i++)
+            r.v[i] = i < 5 || u % 8 < 5 ? ld4of2<EARLY>(from + 4 * i) : 0; /* beyond the first 32 bytes lie 16, 4 and d */
+        r.d = ld2<EARLY>(p + 52);
+    }
+    /* Digit n of the four bytes of x, each of them its value times 256 / 243. power: 3^n. */
+    static __device__ __forceinline__ int digit(uint32_t x, uint32_t power)
+    {
+        uint32_t w = 0;
+        for (int i = 0; i < 4; i++)
+            w |= ((byte_of(x, i) * power & 255) * 3 >> 8) << 8 * i;
+        return (int)w;
+    }
+    static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[8], float a[1], float *)
+    {
+        const uint32_t g = u % 8, first = g < 5 ? g : 2 * (g - 5); /* the digit of the first 16 weights */
+        const uint32_t power = first == 0 ? 1 : first == 1 ? 3 : first == 2 ? 9 : first == 3 ? 27 : 81;
+        for (int j = 0; j < 4; j++) {
+            q[j] = digit(r.v[j], power);
+            q[4 + j] = g < 5 ? digit(r.v[4 + j], power) : g < 7 ? digit(r.v[j], 3 * power) : digit(r.v[4], j == 0 ? 1 : j == 1 ? 3 : j == 2 ? 9 : 27);
+        }
+        a[0] = half_of(r.d);
+    }
+};
+
+template <> struct fmt<KRN_TQ2_0> { /* 66 bytes: two bits a weight, d */
+    enum { W = 32, NS = 1, ZERO = 1, MIN = 0 };
+    typedef void compact;
+    struct raw {
+        uint32_t v[8], d;
+    };
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    {
+        const uint8_t *p = row + (size_t)(u / 8) * 66;
+        for (int i = 0; i < 8; i++)
+            r.v[i] = ld4of2<EARLY>(p + 32 * (u % 8 / 4) + 4 * i);
+        r.d = ld2<EARLY>(p + 64);
+    }
+    static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[8], float a[1], float *)
+    {
+        for (int i = 0; i < 8; i++)
+            q[i] = (int)(r.v[i] >> 2 * (u % 4) & 0x03030303u);
+        a[0] = half_of(r.d);
+    }
+};
+
+template <> struct fmt<KRN_MXFP4> { /* plane of nibbles, plane of exponents */
+    enum { W = 32, NS = 1, ZERO = 0, MIN = 0 };
+    typedef void compact;
+    struct raw {
+        uint4 n;
+        uint32_t e;
+    };
+    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t k, uint32_t u, raw &r)
+    {
+        r.n = ld16<EARLY>(row + (size_t)u * 16);
+        r.e = ld1<EARLY>(row, k / 2 + u);
+    }
+    static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float *)
+    {
+        const uint32_t n[4] = {r.n.x, r.n.y, r.n.z, r.n.w};
+        nibbles(n, q);
+        for (int j = 0; j < 8; j++) /* doubles of 0 .5 1 1.5 2 3 4 6 and their negatives */
+            q[j] = look_up((uint32_t)q[j], 0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu);
+        a[0] = __uint_as_float(r.e < 2 ? 0x00200000u << r.e : (r.e - 1) << 23);
+    }
+};
+
+/* Units that a lane keeps on their way. */
+template <class F, class = void> struct in_flight {
+    enum { N = F::W == 64 ? 2 : 4 };
+};
+template <class F> struct in_flight<F, typename F::compact> {
+    enum { N = 1 };
+};
+
 /* Unquantised formats: eight values a unit. */
 struct plain_f32 {
     enum { W = 8 };
@@ -416,14 +725,25 @@ template <> __device__ __forceinline__ float tail_value<plain_16<true>>(const ui
     return plain_16<true>::one(row, i);
 }
 
-/* Call f.template run<F>() with the F of a type; quantised ones only, or all as values. */
+/* X(type) of all quantised types; of the compact ones. */
+#define KCU_EACH_COMPACT(X)                                                                                                                \
+    X(KRN_IQ2_XXS)                                                                                                                         \
+    X(KRN_IQ2_XS) X(KRN_IQ2_S) X(KRN_IQ3_XXS) X(KRN_IQ3_S) X(KRN_IQ1_S) X(KRN_IQ1_M) X(KRN_TQ1_0) X(KRN_TQ2_0) X(KRN_MXFP4)
 #define KCU_EACH_QUANT(X)                                                                                                                  \
     X(KRN_Q8_0)                                                                                                                            \
-    X(KRN_Q4_K) X(KRN_Q5_K) X(KRN_Q6_K) X(KRN_Q4_0) X(KRN_Q4_1) X(KRN_Q5_0) X(KRN_Q5_1) X(KRN_IQ4_NL) X(KRN_IQ4_XS) X(KRN_Q2_K) X(KRN_Q3_K)
+    X(KRN_Q4_K) X(KRN_Q5_K) X(KRN_Q6_K) X(KRN_Q4_0) X(KRN_Q4_1) X(KRN_Q5_0) X(KRN_Q5_1) X(KRN_IQ4_NL) X(KRN_IQ4_XS) X(KRN_Q2_K)            \
+    X(KRN_Q3_K) KCU_EACH_COMPACT(X)
 
 static __host__ __device__ inline bool is_quant(uint32_t type)
 {
     return type != KRN_F32 && type != KRN_F16 && type != KRN_BF16;
+}
+
+static __host__ __device__ inline bool is_compact(uint32_t type)
+{
+#define X(T) || type == T
+    return false KCU_EACH_COMPACT(X);
+#undef X
 }
 
 /* Weights per unit of a type. */

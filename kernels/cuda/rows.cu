@@ -21,6 +21,8 @@ extern "C" size_t kcu_pitch(uint32_t type, uint32_t k)
         n = k + (size_t)k / 16;
     if (type == KRN_Q6_K)
         n = (size_t)k / 2 + k / 4 + k / 16 + k / 128;
+    if (type == KRN_MXFP4)
+        n = (size_t)k / 2 + k / 32;
     return (n + 15) & ~(size_t)15;
 }
 
@@ -65,16 +67,30 @@ static __global__ void repack_q6_k(const uint8_t *src, size_t stride, uint8_t *d
     }
 }
 
+static __global__ void repack_mxfp4(const uint8_t *src, size_t stride, uint8_t *dst, size_t pitch, uint32_t k, size_t rows)
+{
+    const size_t units = k / 32, i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= rows * units)
+        return;
+    const uint8_t *p = src + i / units * stride + i % units * 17;
+    uint8_t *row = dst + i / units * pitch;
+    row[k / 2 + i % units] = p[0];
+    for (int j = 0; j < 16; j++)
+        row[i % units * 16 + j] = p[1 + j];
+}
+
 extern "C" cudaError_t kcu_repack(const struct kcu_launch *l, uint32_t type, uint32_t k, size_t n, const uint8_t *src, size_t raw_stride,
                                   uint8_t *dst)
 {
     const size_t pitch = kcu_pitch(type, k), items = n * (k / 32);
     if (n == 0)
         return cudaSuccess;
-    if (type != KRN_Q8_0 && type != KRN_Q6_K)
+    if (type != KRN_Q8_0 && type != KRN_Q6_K && type != KRN_MXFP4)
         return cudaMemcpy2DAsync(dst, pitch, src, raw_stride, krn_row_bytes(type, k), n, cudaMemcpyDeviceToDevice, l->stream);
     if (type == KRN_Q8_0)
         repack_q8_0<<<(unsigned)((items + 255) / 256), 256, 0, l->stream>>>(src, raw_stride, dst, pitch, k, n);
+    else if (type == KRN_MXFP4)
+        repack_mxfp4<<<(unsigned)((items + 255) / 256), 256, 0, l->stream>>>(src, raw_stride, dst, pitch, k, n);
     else
         repack_q6_k<<<(unsigned)((items + 255) / 256), 256, 0, l->stream>>>(src, raw_stride, dst, pitch, k, n);
     return cudaGetLastError();
@@ -133,14 +149,43 @@ static __global__ void random_kernel(uint32_t type, uint32_t k, size_t rows, siz
     }
 }
 
+/* Types whose blocks are as in the file, and MXFP4: scales into noise, as krn_quant_random() sets them. One thread per block. */
+static __global__ void scales_kernel(uint32_t type, struct krn_quant_scales s, uint32_t k, uint32_t elems, uint32_t bytes, size_t rows, size_t pitch, float sigma,
+                                     uint8_t *dst)
+{
+    const size_t per = k / elems;
+    const uint16_t d = half_bits(sigma / s.deviation), m = half_bits(sigma / s.deviation * s.ratio);
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < rows * per; i += (size_t)gridDim.x * blockDim.x) {
+        uint8_t *row = dst + i / per * pitch, *p = row + i % per * bytes;
+        if (type == KRN_MXFP4) {
+            row[k / 2 + i % per] = (uint8_t)(128 + __float2int_rn(log2f(sigma / s.deviation)));
+            continue;
+        }
+        for (int j = 0; type == KRN_IQ1_M && j < 4; j++) /* spread over the upper four bits of four words */
+            p[49 + 2 * j] = (uint8_t)((p[49 + 2 * j] & 15) | (d >> 4 * j & 15) << 4);
+        for (int j = 0; type == KRN_TQ2_0 && j < 64; j++) /* 3 is no code: 1 */
+            p[j] &= (uint8_t) ~((p[j] & p[j] >> 1 & 0x55) << 1);
+        if (s.d >= 0)
+            *(uint16_t *)(p + s.d) = d;
+        if (s.m >= 0)
+            *(uint16_t *)(p + s.m) = m;
+    }
+}
+
 extern "C" cudaError_t kcu_random(const struct kcu_launch *l, uint32_t type, uint32_t k, size_t n, float sigma, float mean, uint64_t seed,
                                   uint8_t *dst)
 {
-    if (type != KRN_F32 && type != KRN_F16 && type != KRN_BF16 && type != KRN_Q8_0 && type != KRN_Q4_K && type != KRN_Q5_K &&
-        type != KRN_Q6_K)
+    if (!kcu_takes_type(type))
         return cudaErrorInvalidValue;
-    const size_t items = n * (kcu_pitch(type, k) / 16), blocks = (items + 255) / 256;
-    random_kernel<<<(unsigned)(blocks < 2048 ? blocks : 2048), 256, 0, l->stream>>>(type, k, n, kcu_pitch(type, k), sigma, mean, seed, dst);
+    if (n == 0)
+        return cudaSuccess;
+    const struct krn_type_info *info = krn_type_info(type);
+    const size_t pitch = kcu_pitch(type, k), items = n * (pitch / 16), blocks = (items + 255) / 256, all = n * (k / info->block_elems);
+    random_kernel<<<(unsigned)(blocks < 2048 ? blocks : 2048), 256, 0, l->stream>>>(type, k, n, pitch, sigma, mean, seed, dst);
+    if (!is_quant(type) || type == KRN_Q8_0 || type == KRN_Q4_K || type == KRN_Q5_K || type == KRN_Q6_K || all == 0) /* it has made their scales */
+        return cudaGetLastError();
+    scales_kernel<<<(unsigned)((all + 255) / 256 < 2048 ? (all + 255) / 256 : 2048), 256, 0, l->stream>>>(
+        type, krn_quant_scales(type), k, info->block_elems, info->block_bytes, n, pitch, sigma, dst);
     return cudaGetLastError();
 }
 
