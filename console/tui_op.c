@@ -204,7 +204,9 @@ void tui_draw_op(struct tui *t, struct grid_rect r)
     const json_t *run = find_site(tui_data_last(&t->data, TUI_ASK_LEDGER), t->op_site),
                  *op = find_site(tui_data_last(&t->data, TUI_ASK_PROGRAM), t->op_site);
     struct sheet s = {t, r, 0};
-    sheet_line(&s, ROLE_TEXT, "%s, implementation %s (%s), %s", js_str(run, "kind", "?"), js_str(run, "impl", "?"), js_str(run, "why", "?"),
+    const char *arith = js_str(run, "arith", NULL);
+    sheet_line(&s, ROLE_TEXT, "%s, implementation %s (%s)%s%s, %s", js_str(run, "kind", "?"), js_str(run, "impl", "?"), js_str(run, "why", "?"),
+               arith != NULL ? ", products in " : "", arith != NULL ? arith : "",
                js_bool(run, "in_graph", false)    ? "in the graph"
                : js_bool(run, "capturable", true) ? "launched by itself"
                                                   : "cannot be captured");

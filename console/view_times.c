@@ -156,14 +156,14 @@ static bool view_ops(struct out *o, const json_t *ops, const char *heading)
     struct layers l = {0};
     for (size_t i = 0; i < json_array_size(ops); i++) {
         const json_t *op = json_array_get(ops, i);
-        char *key = xasprintf("%s %s %s %d %d", js_str(op, "kind", ""), js_str(op, "impl", ""), js_str(op, "why", ""),
+        char *key = xasprintf("%s %s %s %s %d %d", js_str(op, "kind", ""), js_str(op, "impl", ""), js_str(op, "arith", ""), js_str(op, "why", ""),
                               js_bool(op, "in_graph", false), js_bool(op, "capturable", true));
         layers_add(&l, op, js_str(op, "site", "?"), key, op_us(op));
     }
     if (l.n == 0)
         return false;
     out_str(o, OUT_HEADING, heading);
-    struct table *t = table_new("site|layers|kind|implementation|why|graph|>time");
+    struct table *t = table_new("site|layers|kind|implementation|products|why|graph|>time");
     for (size_t i = 0; i < l.n; i++) {
         const json_t *op = l.groups[i].first;
         char us[32], *layers = layers_ranges(&l.groups[i]);
@@ -171,6 +171,7 @@ static bool view_ops(struct out *o, const json_t *ops, const char *heading)
         table_cell(t, "%s", layers);
         table_cell(t, "%s", js_str(op, "kind", "n/a"));
         table_cell(t, "%s", js_str(op, "impl", "n/a"));
+        table_cell(t, "%s", js_str(op, "arith", "-"));
         table_cell(t, "%s", js_str(op, "why", "n/a"));
         table_cell(t, "%s", js_bool(op, "in_graph", false) ? "in" : js_bool(op, "capturable", true) ? "out" : "out, cannot be captured");
         table_cell(t, "%s", units_us(us, l.groups[i].sum));

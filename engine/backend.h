@@ -81,6 +81,8 @@ struct backend_ops {
     const float *(*op_us)(struct backend *, uint32_t *n_ops);
     /* The same for the last step of the NextN block; NULL where that is not timed. */
     const float *(*next_us)(struct backend *, uint32_t *n_ops);
+    /* What the products of an op on a rank were made in, in the last step of this program. NULL: as arith_wanted() says. */
+    enum op_arith (*arith)(struct backend *, const struct program *, uint32_t op, uint32_t rank);
     /* Collectives of the last step: [op * n_ranks + rank]. NULL where ranks have no clocks of their own. */
     const struct backend_reduce *(*reduces)(struct backend *);
     /* What the device of a rank says of itself: gpu_*, mem_*. NULL where ranks have no devices. Never waits. */

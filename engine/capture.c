@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/args.h"
+#include "engine/arith.h"
 #include "engine/engine.h"
 #include "engine/error.h"
 
@@ -191,7 +192,8 @@ enum rs_result capture_open(struct engine *e, const struct capture_config *cfg, 
     c.choices = calloc(c.rt->prog.n_ops, sizeof *c.choices);
     c.table = calloc(c.cap_table + 1, sizeof *c.table);
     c.logits = calloc(c.rt->prog.hp->vocab, sizeof *c.logits);
-    if (rc == RS_OK && (c.choices == NULL || c.table == NULL || c.logits == NULL))
+    c.arith = calloc((size_t)c.rt->prog.n_ops * cfg->rt.ranks, sizeof *c.arith);
+    if (rc == RS_OK && (c.choices == NULL || c.table == NULL || c.logits == NULL || c.arith == NULL))
         rc = error_set(err, RS_ENOMEM, "out of memory for a capture");
     if (rc == RS_OK)
         rc = patch_resolve(&cfg->patches, &c.rt->prog, impls, n_impls, c.choices, err);
@@ -228,6 +230,7 @@ void capture_close(struct capture *c)
     if (c->own)
         runtime_close(c->rt);
     free(c->obs);
+    free(c->arith);
     free(c->logits);
     free(c->table);
     free(c->choices);
@@ -268,6 +271,9 @@ enum rs_result capture_step(struct capture *c, const int32_t *ids, uint32_t from
         engine_drop_failed(c->e);
     if (rc == RS_OK) /* another capture may run on the same buffers */
         memcpy(c->logits, k->ops->logits(k, m - 1), c->rt->prog.hp->vocab * sizeof *c->logits);
+    for (uint32_t i = 0; i < c->rt->prog.n_ops && rc == RS_OK && keep; i++)
+        for (uint32_t r = 0; r < c->rt->prog.n_ranks; r++)
+            c->arith[(size_t)i * c->rt->prog.n_ranks + r] = (uint8_t)arith_used(k, &c->rt->prog, &c->rt->prog.ops[i], c->choices, r);
     c->pos0 = from;
     c->rows = m;
     return rc;
@@ -342,6 +348,11 @@ enum rs_result capture_tensor(const struct capture *c, const struct op *o, bool 
     blank_unused(c, (enum op_buf)r->buf, &t);
     *out = t;
     return RS_OK;
+}
+
+enum op_arith capture_arith(const struct capture *c, const struct op *o, uint32_t rank)
+{
+    return (enum op_arith)c->arith[(size_t)o->index * c->rt->prog.n_ranks + rank];
 }
 
 int32_t capture_next(const struct capture *c)

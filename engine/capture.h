@@ -41,6 +41,7 @@ struct capture {
     uint64_t generation;     /* of graphs without observers; + 1: with. Steps of one capture replay one graph, as steps of a stream do */
     uint32_t pos0, rows;     /* of the captured step */
     float *logits;           /* [vocab] of the last row of the last step */
+    uint8_t *arith;          /* [op][rank] what the captured step's products were made in: enum op_arith */
 };
 
 enum { CAPTURE_INPUTS = 1 };
@@ -62,6 +63,8 @@ enum rs_result capture_copy_cache(const struct capture *from, const struct captu
 const struct probe_copied *capture_part(const struct capture *c, const struct op *o, bool before, uint32_t index, uint32_t rank);
 /* One rank's part, or (rank < 0) the whole tensor; unused entries of indexer rows are zero. */
 enum rs_result capture_tensor(const struct capture *c, const struct op *o, bool before, uint32_t index, int rank, struct tensor *out, struct rs_error *err);
+/* What the op's products were made in on a rank, in the step that was kept last. */
+enum op_arith capture_arith(const struct capture *c, const struct op *o, uint32_t rank);
 /* The likeliest token after the last row of the last step; ties go to the lowest id. */
 int32_t capture_next(const struct capture *c);
 

@@ -113,6 +113,9 @@ static enum rs_result alloc_rank(struct cuda_gpu *g, struct cuda_rank *r, struct
     r->ik = calloc(layers, sizeof *r->ik);
     if (r->kv == NULL || r->ik == NULL)
         return error_set(err, RS_ENOMEM, "out of memory for cache tables");
+    for (int p = 0; p < 2; p++)
+        if ((r->arith[p] = calloc(c->cap_ops, sizeof *r->arith[p])) == NULL)
+            return error_set(err, RS_ENOMEM, "out of memory for what ops were computed in");
     for (uint32_t i = 0; i < layers && rc == RS_OK; i++) {
         rc = zeroed(g, &r->kv[i], cells * c->kv_row_bytes, "the cache", err);
         r->bytes_cache += cells * c->kv_row_bytes;
@@ -280,6 +283,8 @@ static void close_gpu(struct cuda_gpu *g)
         free(r->ik);
         free(r->mat[0]);
         free(r->mat[1]);
+        free(r->arith[0]);
+        free(r->arith[1]);
         (void)cudaFree(r->arrived);
         (void)cudaFree(r->logits);
         (void)cudaFree(r->plan);
@@ -433,6 +438,14 @@ static const float *cuda_op_us(struct backend *b, uint32_t *n_ops)
     return c->us;
 }
 
+static enum op_arith cuda_arith(struct backend *b, const struct program *p, uint32_t op, uint32_t rank)
+{
+    struct cuda *c = (struct cuda *)b;
+    struct cuda_gpu *g;
+    const struct cuda_rank *r = cuda_find_rank(c, rank, &g);
+    return r != NULL ? (enum op_arith)r->arith[cuda_prog(c, p)][op] : ARITH_NONE;
+}
+
 static const struct backend_reduce *cuda_reduces(struct backend *b)
 {
     return ((struct cuda *)b)->reduces;
@@ -524,6 +537,7 @@ static const struct backend_ops CUDA_OPS = {
     .cache_put = cuda_look_cache_put,
     .pairs = cuda_look_pairs,
     .op_us = cuda_op_us,
+    .arith = cuda_arith,
     .reduces = cuda_reduces,
     .device = cuda_device_figures,
     .dead = cuda_dead,

@@ -26,6 +26,7 @@ struct cuda_rank {
     int32_t *plan;          /* experts of many rows: pairs sorted by expert */
     uint8_t *weights;       /* one allocation for all */
     uint64_t bytes_weights, bytes_cache, bytes_buffers;
+    uint8_t *arith[2];      /* [program][op] enum op_arith of the last step; by the GPU's thread within a step, the control thread's between */
 };
 
 /* The source line of a launch. */
@@ -45,6 +46,7 @@ struct cuda_graph {
     uint64_t bytes; /* by which the device's free memory fell when it was made */
     uint32_t *launched;        /* stamps in order of launch */
     struct cuda_where *where;  /* and the lines */
+    uint8_t *arith;            /* [rank of the GPU][op] */
     struct probe_copy *copies; /* its own, with where each lies in the bounce buffer */
     uint32_t n_copies;
 };
@@ -196,6 +198,12 @@ enum rs_result cuda_launch_begin(struct cuda_gpu *g, const struct backend_step *
 enum rs_result cuda_launch_op(struct cuda_gpu *g, uint32_t op);
 enum rs_result cuda_launch_end(struct cuda_gpu *g);
 enum rs_result cuda_launch_step(struct cuda_gpu *g, const struct backend_step *s, uint32_t rows, uint32_t keys, struct rs_error *err);
+
+/* Which of the two programs is it? */
+static inline int cuda_prog(const struct cuda *c, const struct program *p)
+{
+    return p == c->prog[1];
+}
 
 /* cuda.c: make what these choices need (communicators), or say why it cannot be had. */
 enum rs_result cuda_prepare(struct cuda *c, const struct program *p, const struct choice *choices, struct rs_error *err);

@@ -62,6 +62,7 @@ static void drop_graph(struct cuda_gpu *g, uint32_t i)
     (void)cudaGraphExecDestroy(g->graph[i].exec);
     free(g->graph[i].launched);
     free(g->graph[i].where);
+    free(g->graph[i].arith);
     free(g->graph[i].copies);
     g->graph[i] = g->graph[--g->n_graphs];
 }
@@ -162,14 +163,18 @@ static enum rs_result capture(struct cuda_gpu *g, const struct backend_step *s, 
         return rc;
     x->launched = malloc(g->n_launched * sizeof *x->launched);
     x->where = malloc(g->n_launched * sizeof *x->where);
-    if (x->launched == NULL || x->where == NULL) {
+    x->arith = malloc((size_t)g->n_local * s->prog->n_ops);
+    if (x->launched == NULL || x->where == NULL || x->arith == NULL) {
         free(x->launched);
         free(x->where);
+        free(x->arith);
         (void)cudaGraphExecDestroy(x->exec);
         return error_set(&g->err, RS_ENOMEM, "out of memory for a graph's timings");
     }
     memcpy(x->launched, g->launched, g->n_launched * sizeof *x->launched);
     memcpy(x->where, g->where, g->n_launched * sizeof *x->where);
+    for (uint32_t i = 0; i < g->n_local; i++)
+        memcpy(x->arith + (size_t)i * s->prog->n_ops, g->local[i].arith[cuda_prog(g->c, s->prog)], s->prog->n_ops);
     x->n_launched = g->n_launched;
     x->kernels = g->n_kernels;
     x->reduces = g->n_reduces;
@@ -203,6 +208,8 @@ static enum rs_result run_gpu(struct cuda_gpu *g)
         e = cudaGraphLaunch(x->exec, g->stream);
         memcpy(g->launched, x->launched, x->n_launched * sizeof *x->launched);
         memcpy(g->where, x->where, x->n_launched * sizeof *x->where);
+        for (uint32_t i = 0; i < g->n_local; i++)
+            memcpy(g->local[i].arith[cuda_prog(c, s->prog)], x->arith + (size_t)i * s->prog->n_ops, s->prog->n_ops);
         g->n_launched = x->n_launched;
         g->n_kernels = x->kernels;
         g->n_reduces = x->reduces;

@@ -342,7 +342,7 @@ static void begin(struct cuda_walk *w, struct cuda_gpu *g, const struct backend_
                             .c = g->c,
                             .s = s,
                             .prog = s->prog,
-                            .p = s->prog == g->c->prog[1],
+                            .p = cuda_prog(g->c, s->prog),
                             .rows = rows,
                             .keys = keys,
                             .n_logits = cuda_lists_logits(g->c, s),
@@ -350,6 +350,8 @@ static void begin(struct cuda_walk *w, struct cuda_gpu *g, const struct backend_
                             .fuse = g->c->cfg.fuse,
                             .err = err};
     g->n_launched = g->n_kernels = 0;
+    for (uint32_t i = 0; i < g->n_local; i++)
+        memset(g->local[i].arith[w->p], ARITH_NONE, s->prog->n_ops);
 }
 
 static enum rs_result walk_op(struct cuda_walk *w, uint32_t i)

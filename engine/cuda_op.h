@@ -83,6 +83,12 @@ static inline bool cuda_op_quantised(const struct kcu_mat *m)
 /* The next launch notes its time as the op at hand of this rank. */
 void cuda_op_arm(struct cuda_walk *w, const struct cuda_rank *r);
 
+/* What an op's products are made in: on tensor cores (many), or as the int8 form of its input is there or not. */
+static inline void cuda_op_note(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *op, bool many, bool int8)
+{
+    r->arith[w->p][op->index] = many ? ARITH_F16 : int8 ? ARITH_INT8 : ARITH_F32;
+}
+
 /* The op's input of width k, with its int8 form where a matrix can use it; made now if no kernel has made it. */
 enum rs_result cuda_op_input(struct cuda_walk *w, struct cuda_rank *r, const struct op_ref *ref, uint32_t k, bool int8, uint32_t n,
                              struct kcu_rows_in *in);

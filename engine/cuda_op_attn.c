@@ -30,7 +30,9 @@ enum rs_result cuda_op_latent(struct cuda_walk *w, struct cuda_rank *r, const st
     }
     const struct op *next = q != NULL ? &w->prog->ops[q->index + 1] : NULL;
     const struct kcu_mat *m = next != NULL && kv != NULL && next->kind == OP_LINEAR ? cuda_op_mat(w, r, next, 0) : NULL;
-    if (m != NULL && w->s->choices[next->index].matmul == MATMUL_INT8 && kcu_latent_linear_takes(&a, m)) {
+    if (m != NULL && w->s->choices[next->index].matmul == MATMUL_INT8 && kcu_latent_linear_takes(&a, m) &&
+        !cuda_op_many(w, w->rows, &next->in[0], true, m, NULL)) { /* where numbers of rows must not matter one row takes the kernel for many */
+        cuda_op_note(w, r, next, false, true);
         CUDA_OP_RUN(kcu_latent_linear(&w->l, &a, m, cuda_op_at(w, r, &next->out[0])));
         w->done[next->index] = true;
         return RS_OK;
@@ -76,7 +78,9 @@ enum rs_result cuda_op_mla(struct cuda_walk *w, struct cuda_rank *r)
         a.q8 = r->q8[BUF_O];
         a.q8_pitch = krn_q8_row_bytes(a.heads * hp->v_head);
     }
-    cuda_op_set_q8(w, r, BUF_O, a.q8 != NULL && !kcu_mla_on_cores(&a));
+    const bool many = kcu_mla_on_cores(&a);
+    cuda_op_set_q8(w, r, BUF_O, a.q8 != NULL && !many);
+    cuda_op_note(w, r, op, many, false); /* what it has computed itself it multiplies as it is, or in f16 */
     return cuda_op_after(w, kcu_mla(&w->l, &a), kcu_mla_kernels(&a));
 }
 

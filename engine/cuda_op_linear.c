@@ -23,6 +23,7 @@ enum rs_result cuda_op_linear(struct cuda_walk *w, struct cuda_rank *r)
     enum rs_result rc = many ? cuda_op_halves(w, r, &op->in[0], m->k, a.n, &a.in) : cuda_op_input(w, r, &op->in[0], m->k, int8, a.n, &a.in);
     if (rc != RS_OK)
         return rc;
+    cuda_op_note(w, r, op, many, a.in.q8 != NULL);
     if (many) {
         CUDA_OP_RUN(kcu_gemm(&w->l, &a));
         return RS_OK;
@@ -72,6 +73,7 @@ enum rs_result cuda_op_slots(struct cuda_walk *w, struct cuda_rank *r)
         return RS_OK;
     if (w->norm != NULL) {
         a.pre = cuda_op_norm(w, r, w->norm);
+        cuda_op_note(w, r, op, false, true);
         CUDA_OP_RUN(kcu_linear(&w->l, &a));
         cuda_op_normed(w, r);
         return RS_OK;
@@ -81,6 +83,7 @@ enum rs_result cuda_op_slots(struct cuda_walk *w, struct cuda_rank *r)
     rc = many ? cuda_op_halves(w, r, &op->in[0], k, a.n, &a.in) : cuda_op_input(w, r, &op->in[0], k, int8, a.n, &a.in);
     if (rc != RS_OK)
         return rc;
+    cuda_op_note(w, r, op, many, a.in.q8 != NULL);
     if (many)
         return cuda_op_after(w, kcu_gemm(&w->l, &a), 2);
     if (!is_apart(w->ch)) {

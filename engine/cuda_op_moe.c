@@ -40,10 +40,11 @@ static enum rs_result fill_gated(struct cuda_walk *w, struct cuda_rank *r, const
     }
     const bool many = gated_many(w, r, op);
     cuda_op_set_q8(w, r, to, a->q8 != NULL && !many);
-    if (many)
-        return cuda_op_halves(w, r, &op->in[0], gate->k, w->rows, &a->in);
-    return cuda_op_input(w, r, &op->in[0], gate->k, ch->matmul == MATMUL_INT8 && (cuda_op_quantised(gate) || cuda_op_quantised(up)),
-                         w->rows, &a->in);
+    enum rs_result rc = many ? cuda_op_halves(w, r, &op->in[0], gate->k, w->rows, &a->in)
+                             : cuda_op_input(w, r, &op->in[0], gate->k,
+                                             ch->matmul == MATMUL_INT8 && (cuda_op_quantised(gate) || cuda_op_quantised(up)), w->rows, &a->in);
+    cuda_op_note(w, r, op, many, a->in.q8 != NULL);
+    return rc;
 }
 
 /* Gate and up as two products of many rows, then the activation. */
@@ -137,6 +138,8 @@ enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
     if (m->w != NULL)
         rc = many ? cuda_op_halves(w, r, &op->in[0], m->k, w->rows * n_used, &a.act)
                   : cuda_op_input(w, r, &op->in[0], m->k, int8, w->rows * n_used, &a.act);
+    if (m->w != NULL)
+        cuda_op_note(w, r, op, many, a.act.q8 != NULL);
     if (rc == RS_OK && many) {
         if (!gated_many(w, r, &w->prog->ops[op->index - 2])) /* else it has left the plan */
             CUDA_OP_RUN(kcu_group(&w->l, a.ids, a.ids_pitch, a.n, n_used, a.expert0, m->n_mats, r->plan));
@@ -151,6 +154,8 @@ enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
         if (a.shared.w != NULL)
             rc = cuda_op_input(w, r, &shexp->in[0], a.shared.k, ch->matmul == MATMUL_INT8 && cuda_op_quantised(&a.shared), w->rows,
                                &a.shared_act);
+        if (a.shared.w != NULL)
+            cuda_op_note(w, r, shexp, false, a.shared_act.q8 != NULL);
         w->done[shexp->index] = true;
     }
     if (rc != RS_OK)
@@ -207,6 +212,7 @@ enum rs_result cuda_op_router(struct cuda_walk *w, struct cuda_rank *r)
 {
     w->route = route_of(w, r, w->op, w->norm);
     w->choosing = leaves_choice(w, w->op, &w->route);
+    cuda_op_note(w, r, w->op, false, false);
     if (w->norm == NULL && (w->rows >= CUDA_MANY_ROWS || !w->s->fast) && kcu_route_many_takes(&w->route))
         return cuda_op_after(w, kcu_route_many(&w->l, &w->route), 2);
     if (w->choosing)

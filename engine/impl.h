@@ -20,6 +20,13 @@ struct op_impl {
 };
 
 enum choice_matmul { MATMUL_INT8, MATMUL_F32 };
+/* What an op's products with weights were made in, from the most to the least exact. A choice is what is wanted; this is what was done. */
+enum op_arith {
+    ARITH_NONE, /* it has none, or has not run */
+    ARITH_F32,
+    ARITH_F16,  /* both operands rounded to f16, sums in f32 */
+    ARITH_INT8, /* activations rounded to int8 where the weights are quantised, as krn_q8_quant_row() does */
+};
 enum choice_why { WHY_DEFAULT, WHY_PATCH, WHY_SITE, WHY_PRESET, WHY_FALLBACK };
 
 struct choice {

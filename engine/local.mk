@@ -4,6 +4,8 @@ noinst_LIBRARIES += libengine.a
 libengine_a_SOURCES = \
 	engine/args.c \
 	engine/args.h \
+	engine/arith.c \
+	engine/arith.h \
 	engine/audit_check.c \
 	engine/audit_check.h \
 	engine/audit_fit.c \

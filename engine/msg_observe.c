@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/arith.h"
 #include "engine/engine.h"
 #include "engine/error.h"
 #include "engine/msg.h"
@@ -52,8 +53,20 @@ static const char *why_name(enum choice_why w)
     return NAMES[w];
 }
 
+/* What an op's products were made in, on the rank where that was least exact; null: it has none, or no step has run. */
+static json_t *arith_json(const struct engine *e, const struct program *p, const struct op *o, const struct choice *choices)
+{
+    enum op_arith most = ARITH_NONE;
+    for (uint32_t r = 0; r < p->n_ranks && e->steps > 0; r++) {
+        const enum op_arith a = arith_used(e->rt->backend, p, o, choices, r);
+        most = a > most ? a : most;
+    }
+    return arith_name(most) != NULL ? json_string(arith_name(most)) : json_null();
+}
+
 /* What ran for each op of a program and how long it took. us NULL: not timed here. base: number of its first op. */
-static json_t *ledger_json(const struct program *p, const struct choice *choices, const float *us, bool graph, uint32_t base, uint32_t limit)
+static json_t *ledger_json(const struct engine *e, const struct program *p, const struct choice *choices, const float *us, bool graph, uint32_t base,
+                           uint32_t limit)
 {
     json_t *list = json_array();
     for (uint32_t i = 0; i < p->n_ops && base + i < limit; i++) {
@@ -61,8 +74,9 @@ static json_t *ledger_json(const struct program *p, const struct choice *choices
         json_t *per = json_array();
         for (uint32_t r = 0; r < p->n_ranks; r++)
             json_array_append_new(per, us != NULL ? json_real((double)us[(size_t)i * p->n_ranks + r]) : json_null());
-        json_array_append_new(list, json_pack("{s:i,s:s,s:s,s:s,s:s,s:b,s:b,s:o,s:[]}", "op", (int)(base + i), "site", p->ops[i].site, "kind", op_kind_name(p->ops[i].kind),
-                                              "impl", c->impl->name, "why", why_name(c->why), "capturable", !c->impl->not_capturable, "in_graph",
+        json_array_append_new(list, json_pack("{s:i,s:s,s:s,s:s,s:s,s:o,s:b,s:b,s:o,s:[]}", "op", (int)(base + i), "site", p->ops[i].site, "kind",
+                                              op_kind_name(p->ops[i].kind), "impl", c->impl->name, "why", why_name(c->why), "arith",
+                                              arith_json(e, p, &p->ops[i], choices), "capturable", !c->impl->not_capturable, "in_graph",
                                               graph && !c->impl->not_capturable, "us", per, "absorbed"));
     }
     return list;
@@ -76,7 +90,7 @@ static json_t *next_ledger_json(const struct engine *e, bool graph, uint32_t lim
     if (!e->rt->has_nextn)
         return json_null();
     const float *us = b->ops->next_us != NULL && e->spec.draft_steps != 0 ? b->ops->next_us((struct backend *)(uintptr_t)b, &n) : NULL;
-    return ledger_json(&e->rt->nextn, e->rt->nextn_choices, us, graph, e->rt->prog.n_ops, limit);
+    return ledger_json(e, &e->rt->nextn, e->rt->nextn_choices, us, graph, e->rt->prog.n_ops, limit);
 }
 
 static enum rs_result msg_ledger(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
@@ -91,7 +105,7 @@ static enum rs_result msg_ledger(struct engine *e, struct msg *m, struct args *a
     const struct program *p = &e->rt->prog;
     const float *us = e->rt->backend->ops->op_us(e->rt->backend, &n_ops);
     bool graph = e->steps > 0 ? timing_was_graph(e->timing) : e->graph;
-    json_object_set_new(m->reply, "ops", ledger_json(p, e->rt->choices, n_ops == p->n_ops ? us : NULL, graph, 0, limit));
+    json_object_set_new(m->reply, "ops", ledger_json(e, p, e->rt->choices, n_ops == p->n_ops ? us : NULL, graph, 0, limit));
     json_object_set_new(m->reply, "nextn", next_ledger_json(e, graph, limit));
     json_object_set_new(m->reply, "nextn_steps", json_integer((json_int_t)e->spec.draft_steps));
     json_object_set_new(m->reply, "step", json_integer((json_int_t)e->steps));

@@ -198,11 +198,11 @@ static enum rs_result part_of(const struct ref *r, const struct op *o, const cha
     return RS_OK;
 }
 
-bool ref_int8(const struct capture *c, const struct op *o, uint32_t type, uint64_t k)
+bool ref_int8(const struct capture *c, const struct op *o, uint32_t rank, uint32_t type, uint64_t k)
 {
     if (patch_is_user(c->cfg.patches.reg, c->choices[o->index].impl))
         return false; /* how it rounds is its own affair */
-    return c->choices[o->index].matmul == MATMUL_INT8 && o->kind != OP_ROUTER && krn_type_info(type)->quantised && k % 32 == 0;
+    return capture_arith(c, o, rank) == ARITH_INT8 && krn_type_info(type)->quantised && k % 32 == 0;
 }
 
 enum rs_result ref_round(struct tensor *x, struct rs_error *err)
@@ -219,12 +219,13 @@ enum rs_result ref_round(struct tensor *x, struct rs_error *err)
 }
 
 /* The input as the op's products see it. Slots of one op may differ in type: those that are not quantised see the exact values. */
-static enum rs_result seen(const struct capture *c, const struct op *o, const struct part *p, const struct tensor *x, struct tensor *out, struct rs_error *err)
+static enum rs_result seen(const struct capture *c, const struct op *o, uint32_t rank, const struct part *p, const struct tensor *x, struct tensor *out,
+                           struct rs_error *err)
 {
     enum rs_result rc = ref_make(x->rows, x->width, out, err);
     if (rc == RS_OK && x->rows != 0)
         memcpy(out->data, x->data, (size_t)x->rows * x->width * sizeof *x->data);
-    if (rc == RS_OK && x->width == p->cols && x->width != 0 && ref_int8(c, o, p->t->type, p->cols))
+    if (rc == RS_OK && x->width == p->cols && x->width != 0 && ref_int8(c, o, rank, p->t->type, p->cols))
         rc = ref_round(out, err);
     return rc;
 }
@@ -273,7 +274,7 @@ static enum rs_result linear(const struct ref *r, const struct capture *c, const
         rc = o->accumulate ? input(c, o, OP_MAX_IN, rank, &y, err) : ref_make(width != 0 ? rows : 0, width, &y, err);
     for (uint32_t s = 0; s < n && rc == RS_OK && x.rows != 0; s++) {
         struct tensor v = {.data = NULL};
-        rc = seen(c, o, &p[s], &x, &v, err);
+        rc = seen(c, o, rank, &p[s], &x, &v, err);
         if (rc == RS_OK)
             rc = multiply(&p[s], 0, &v, v.rows, NULL, NULL, NULL, &y, at, err);
         at += p[s].rows;
@@ -487,7 +488,7 @@ static enum rs_result experts(const struct ref *r, const struct capture *c, cons
         rc = part_of(r, o, names[s], rank, &part[s], err);
         width += rc == RS_OK ? part[s].rows : 0;
         if (rc == RS_OK)
-            rc = seen(c, o, &part[s], &x, &v[s], err);
+            rc = seen(c, o, rank, &part[s], &x, &v[s], err);
     }
     if (rc == RS_OK)
         rc = ref_make(down ? c->rows : p.n, width, &y, err);

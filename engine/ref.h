@@ -1,6 +1,7 @@
 /* The reference: what an op should have written, computed from its captured inputs in double precision, plainly, one value after the other.
  *
- * It knows the rounding that an op is meant to do (int8 activations), so that what remains is the order of sums. Otherwise it shares nothing with
+ * It rounds activations to int8 where the backend says that the op did, so that what remains is the order of sums; operands that the op rounded to f16
+ * it takes as they are, and the tolerance knows. Otherwise it shares nothing with
  * what it checks: weights are taken from the file by the name that belongs to the site, hyper-parameters are read from the file
  * again (and replaced by what the model is known to use, see known.h), the shard plan is made again. Control thread; slow. */
 #ifndef RANKSCOPE_ENGINE_REF_H
@@ -33,8 +34,8 @@ uint32_t ref_tensors(const struct ref *r, const struct op *o, char names[4][80])
 /* The router's captured choice as ref_op gives it. */
 enum rs_result ref_dense_choice(const struct ref *r, const struct tensor *choice, struct tensor *out, struct rs_error *err);
 
-/* Are the products of op o with a weight of this type made with activations rounded to int8? */
-bool ref_int8(const struct capture *c, const struct op *o, uint32_t type, uint64_t k);
+/* Were the products of op o with a weight of this type made with activations rounded to int8? */
+bool ref_int8(const struct capture *c, const struct op *o, uint32_t rank, uint32_t type, uint64_t k);
 /* Round rows as those products see them: per 32 values, to 127 steps of the largest. width is a multiple of 32. */
 enum rs_result ref_round(struct tensor *x, struct rs_error *err);
 

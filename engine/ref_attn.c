@@ -155,9 +155,8 @@ enum rs_result ref_mla(const struct ref *r, const struct capture *c, const struc
         rc = ref_make(q.rows, n * hp->v_head, &y, err);
     const struct gguf_tensor *kt = ref_find(r, o->layer, "attn_k_b.weight"), *vt = ref_find(r, o->layer, "attn_v_b.weight");
     const struct gguf_tensor *both = ref_find(r, o->layer, "attn_kv_b.weight"); /* its K part becomes f32 when it is loaded, its V part stays */
-    /* GPUs multiply what they have computed themselves as it is. */
-    bool in_latent = absorbed(c, o) && c->rt->cfg.backend == BACKEND_CPU, round_k = in_latent && kt != NULL && ref_int8(c, o, kt->type, hp->nope);
-    bool round_v = in_latent && (vt != NULL || both != NULL) && ref_int8(c, o, vt != NULL ? vt->type : both->type, hp->kv_lora);
+    bool in_latent = absorbed(c, o), round_k = in_latent && kt != NULL && ref_int8(c, o, rank, kt->type, hp->nope);
+    bool round_v = in_latent && (vt != NULL || both != NULL) && ref_int8(c, o, rank, vt != NULL ? vt->type : both->type, hp->kv_lora);
     size_t matrices = (size_t)hp->kv_lora * (hp->nope + hp->v_head);
     float *w = malloc((matrices + hp->kv_lora + hp->nope) * sizeof *w);
     double *d = malloc((2 * (size_t)hp->kv_lora + keys) * sizeof *d);

@@ -37,7 +37,7 @@ for name in rmsnorm-plain silu-plain; do
         got=$(printf '/patch load %s\n/patch set user=%s\n%s\n/ledger\n/patch revert\n%s\n' "$abs_srcdir/scripts/patches/$name.cu" $name "$question" \
             "$question" | plain --mode $mode)
         tap_eq "$name, $mode: both answers are right" "$(printf '%s\n' "$got" | grep -c "$right")" 2
-        tap_ok "$name, $mode: the ledger shows it" sh -c 'printf "%s\n" "$1" | grep -q "$2 *patch" || { echo "$1"; false; }' - "$got" $name
+        tap_ok "$name, $mode: the ledger shows it" sh -c 'printf "%s\n" "$1" | grep -q "$2 *- *patch" || { echo "$1"; false; }' - "$got" $name
     done
 done
 patch typo add 'y[j] += x[k]'
