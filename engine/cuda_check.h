@@ -21,6 +21,7 @@ struct check {
     void *arg;
     struct rs_error *err;
     uint64_t seed;
+    bool small; /* few and small shapes */
     enum rs_result rc;
     void *dev[64], *host[64];
     unsigned n_dev, n_host;

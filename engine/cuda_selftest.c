@@ -374,24 +374,28 @@ static void check_random(struct check *t, uint32_t type)
     release(t);
 }
 
-enum rs_result cuda_selftest(int dev, void (*report)(void *arg, const struct cuda_check *c), void *arg, struct rs_error *err)
+enum rs_result cuda_selftest(int dev, bool small, void (*report)(void *arg, const struct cuda_check *c), void *arg, struct rs_error *err)
 {
-    struct check t = {.l = {.pdl = true}, .report = report, .arg = arg, .err = err, .seed = 20};
+    struct check t = {.l = {.pdl = true}, .report = report, .arg = arg, .err = err, .seed = 20, .small = small};
+    const uint32_t rows = small ? 33 : 101, k = small ? 256 : 768;
     if (!good(&t, cudaSetDevice(dev), "device") || !good(&t, cudaStreamCreateWithFlags(&t.l.stream, cudaStreamNonBlocking), "stream"))
         return t.rc;
     for (uint32_t type = 0; type < KRN_TYPE_MAX && t.rc == RS_OK; type++) {
         if (krn_type_info(type) == NULL || !krn_type_info(type)->computes)
             continue;
-        check_rows(&t, type, 512);
+        check_rows(&t, type, small ? 256 : 512);
         check_random(&t, type);
         for (uint32_t n = 1; n <= 9; n += n == 1 ? 2 : 3) { /* 1, 3, 6, 9 */
-            check_linear(&t, type, false, n, 101, 768);
+            if (small && n != 1 && n != 6)
+                continue;
+            check_linear(&t, type, false, n, rows, k);
             if (krn_type_info(type)->quantised)
-                check_linear(&t, type, true, n, 101, 768);
+                check_linear(&t, type, true, n, rows, k);
         }
     }
     check_linear(&t, KRN_Q8_0, true, 1, 33, 96);
-    check_linear(&t, KRN_Q8_0, true, 2, 33, 5120);
+    if (!small)
+        check_linear(&t, KRN_Q8_0, true, 2, 33, 5120);
     for (int int8 = 0; int8 < 2; int8++) {
         check_moe(&t, KRN_Q4_K, KRN_Q5_K, int8 != 0, 1);
         check_moe(&t, KRN_Q5_K, KRN_Q6_K, int8 != 0, 4);
@@ -401,18 +405,20 @@ enum rs_result cuda_selftest(int dev, void (*report)(void *arg, const struct cud
     }
     check_join(&t, 1, 2048);
     check_join(&t, 3, 6144);
-    check_join(&t, 20, 6144);
+    if (!small)
+        check_join(&t, 20, 6144);
     check_join(&t, 9, 256);
     check_route(&t, 64, 4, 1, 1, true);
     check_route(&t, 256, 8, 8, 4, true);
     check_route(&t, 300, 6, 1, 1, false);
-    check_topk(&t, 5000, 2048);
+    check_topk(&t, small ? 1000 : 5000, small ? 300 : 2048);
     check_topk(&t, 100, 16);
     check_mla(&t, KRN_CACHE_F16, 5, 100, 3, 512, 64);
-    check_mla(&t, KRN_CACHE_F32, 4, 2500, 2, 512, 64);
+    check_mla(&t, KRN_CACHE_F32, 4, small ? 130 : 2500, 2, 512, 64);
     check_mla(&t, KRN_CACHE_BF16, 3, 33, 1, 128, 32);
     check_mla(&t, KRN_CACHE_F16, 4, 37, 1, 512, 64);
-    check_mla(&t, KRN_CACHE_F16, 3, 500, 1, 512, 64);
+    if (!small)
+        check_mla(&t, KRN_CACHE_F16, 3, 500, 1, 512, 64);
     cuda_selftest_row(&t);
     cuda_selftest_many(&t);
     release(&t);

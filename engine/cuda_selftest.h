@@ -2,6 +2,8 @@
 #ifndef RANKSCOPE_ENGINE_CUDA_SELFTEST_H
 #define RANKSCOPE_ENGINE_CUDA_SELFTEST_H
 
+#include <stdbool.h>
+
 #include "engine/rankscope.h"
 
 struct cuda_check {
@@ -9,7 +11,8 @@ struct cuda_check {
     double error, limit; /* relative L2, or a count of wrong values where the limit is 0 */
 };
 
-/* Runs all checks on one GPU and hands every result to report. Errors: RS_EENGINE (no device, or a launch failed), RS_ENOMEM. */
-enum rs_result cuda_selftest(int device, void (*report)(void *arg, const struct cuda_check *c), void *arg, struct rs_error *err);
+/* Runs all checks on one GPU and hands every result to report. small: every kernel, but few and small shapes, for tools that make kernels a hundred times
+ * slower. Errors: RS_EENGINE (no device, or a launch failed), RS_ENOMEM. */
+enum rs_result cuda_selftest(int device, bool small, void (*report)(void *arg, const struct cuda_check *c), void *arg, struct rs_error *err);
 
 #endif

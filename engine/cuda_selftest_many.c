@@ -437,9 +437,20 @@ void cuda_selftest_many(struct check *t)
     const uint32_t types[] = {KRN_Q8_0, KRN_Q4_K, KRN_Q5_K, KRN_Q6_K};
     for (int i = 0; i < 4; i++)
         for (uint32_t n = 5; n < 400 && t->rc == RS_OK; n = n * 3 + 2) /* 5, 17, 53, 161 */
-            check_gemm(t, types[i], n, 300, 768);
-    check_gemm(t, KRN_Q8_0, 300, 130, 192);
+            if (!t->small || n == 17)
+                check_gemm(t, types[i], n, t->small ? 40 : 300, t->small ? 256 : 768);
     check_grouped(t, KRN_Q4_K, KRN_Q5_K, 9, false);
+    if (t->small) {
+        check_gemm(t, KRN_Q8_0, 140, 40, 192);
+        check_grouped(t, KRN_Q5_K, KRN_Q6_K, 30, true);
+        check_route_many(t, 20, 64, 4, 1, true);
+        check_mixed(t, 5, 64, 20, 0, 60, false);
+        check_mixed(t, 20, 64, 10, 9, 60, false);
+        check_mixed(t, 16, 64, 9, 5, 150, true);
+        check_sparse(t, 8, 20, 16);
+        return;
+    }
+    check_gemm(t, KRN_Q8_0, 300, 130, 192);
     check_grouped(t, KRN_Q5_K, KRN_Q6_K, 60, true);
     check_grouped(t, KRN_Q8_0, KRN_Q8_0, 300, false);
     check_grouped(t, KRN_Q6_K, KRN_Q4_K, 400, true);
