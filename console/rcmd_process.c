@@ -30,6 +30,21 @@ const struct rcmd_entry rcmd_detach_entry = {
     .exec = exec_detach,
 };
 
+/* Patches that stand for what was loaded from files: the engine that had them is gone. */
+static void drop_loaded(const struct con *con, json_t *patches)
+{
+    const char *key;
+    void *next;
+    json_t *v;
+    json_object_foreach_safe(patches, next, key, v) {
+        const size_t n = strcspn(key, "@");
+        if (!(n == 4 && memcmp(key, "user", n) == 0) && !(n == 7 && memcmp(key, "weights", n) == 0))
+            continue;
+        out_printf(con->out, OUT_NOTE, "%s=%s went with the old engine; load it again\n", key, json_string_value(v));
+        json_object_del(patches, key);
+    }
+}
+
 /* Open the model as it was opened first, with what was changed since. */
 static json_t *open_args_now(const struct con *con)
 {
@@ -41,8 +56,9 @@ static json_t *open_args_now(const struct con *con)
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         json_t *v = json_object_get(state, keys[i]);
         if (v != NULL && !json_is_null(v))
-            json_object_set(args, keys[i], v);
+            json_object_set_new(args, keys[i], json_deep_copy(v));
     }
+    drop_loaded(con, json_object_get(args, "patches"));
     return args;
 }
 
