@@ -41,6 +41,10 @@ struct backend_step {
     /* Eager only, NULL for none: called on the control thread before and after every op, and may keep it for as long as it likes. */
     void (*hook)(void *arg, const struct op *op, bool after);
     void *hook_arg;
+    /* Where ranks wait for each other on devices: called on the control thread about once a second while nothing moves, with how long that has been and
+     * who waits where for whom. True: give the step up (RS_ECANCELLED). NULL: nobody asks. */
+    bool (*stuck)(void *arg, double seconds, const char *where);
+    void *stuck_arg;
 };
 
 /* When a rank came to a collective of the last step and when it had the sum, in us on a clock that all ranks share. ready 0: it did not run. */

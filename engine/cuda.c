@@ -349,17 +349,25 @@ enum rs_result cuda_all(struct cuda *c, void (*work)(struct cuda_gpu *), struct 
     c->running = c->n_gpus;
     c->job++;
     pthread_cond_broadcast(&c->wake);
-    while (c->running != 0 && c->lim.loading == NULL)
+    if (c->lim.loading != NULL) { /* also before a load that is soon over */
+        pthread_mutex_unlock(&c->lock);
+        loading_look(c->lim.loading);
+        pthread_mutex_lock(&c->lock);
+    }
+    while (c->running != 0 && c->lim.loading == NULL && !c->stuck.asks)
         pthread_cond_wait(&c->idle, &c->lock);
-    while (c->running != 0) { /* only while weights are loaded: who waits for them is told, and may stop it */
+    while (c->running != 0) { /* while weights are loaded, and in a step: who waits is told, and may stop it */
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_nsec += 100000000;
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&c->idle, &c->lock, &until);
+        if (pthread_cond_timedwait(&c->idle, &c->lock, &until) == 0)
+            continue; /* all are through, most likely */
         pthread_mutex_unlock(&c->lock);
         loading_look(c->lim.loading);
+        if (c->stuck.asks)
+            cuda_fault_look(c);
         pthread_mutex_lock(&c->lock);
     }
     pthread_mutex_unlock(&c->lock);
@@ -399,7 +407,8 @@ static void cuda_close(struct backend *b)
     cuda_probe_close(c);
     (void)cudaFreeHost(c->full);
     (void)cudaFreeHost(c->fault);
-    free(c->us);
+    free(c->us[0]);
+    free(c->us[1]);
     free(c->reduces);
     free(c->pair);
     cuda_nvml_close(c->nvml);
@@ -434,8 +443,15 @@ static const float *cuda_logits(struct backend *b, uint32_t i)
 static const float *cuda_op_us(struct backend *b, uint32_t *n_ops)
 {
     struct cuda *c = (struct cuda *)b;
-    *n_ops = c->last_ops;
-    return c->us;
+    *n_ops = c->last_ops[0];
+    return c->us[0];
+}
+
+static const float *cuda_next_us(struct backend *b, uint32_t *n_ops)
+{
+    struct cuda *c = (struct cuda *)b;
+    *n_ops = c->last_ops[1];
+    return c->us[1];
 }
 
 static enum op_arith cuda_arith(struct backend *b, const struct program *p, uint32_t op, uint32_t rank)
@@ -530,6 +546,7 @@ static const struct backend_ops CUDA_OPS = {
     .reserve = cuda_reserve,
     .logits = cuda_logits,
     .inspects = true,
+    .inspects_next = true,
     .read = cuda_look_read,
     .write = cuda_look_write,
     .copy_block = cuda_look_copy_block,
@@ -537,6 +554,7 @@ static const struct backend_ops CUDA_OPS = {
     .cache_put = cuda_look_cache_put,
     .pairs = cuda_look_pairs,
     .op_us = cuda_op_us,
+    .next_us = cuda_next_us,
     .arith = cuda_arith,
     .reduces = cuda_reduces,
     .device = cuda_device_figures,
@@ -586,9 +604,10 @@ static enum rs_result open_all(struct cuda *c, struct rs_error *err)
         return cuda_fail(err, e, "pinned memory", c->gpu[0].device);
     memset(c->full, 0, (size_t)c->lim.max_logits * c->hp->vocab * sizeof(float)); /* one rank alone writes its part */
     memset(c->fault, 0, KCU_MAX_GPUS * sizeof(uint32_t));
-    c->us = calloc((size_t)c->cap_ops * c->n_ranks, sizeof *c->us);
+    c->us[0] = calloc((size_t)c->cap_ops * c->n_ranks, sizeof *c->us[0]);
+    c->us[1] = calloc((size_t)c->cap_ops * c->n_ranks, sizeof *c->us[1]);
     c->reduces = calloc((size_t)c->cap_ops * c->n_ranks, sizeof *c->reduces);
-    if (c->us == NULL || c->reduces == NULL)
+    if (c->us[0] == NULL || c->us[1] == NULL || c->reduces == NULL)
         return error_set(err, RS_ENOMEM, "out of memory for op timings");
     for (uint32_t i = 0; i < c->n_gpus; i++) {
         struct cuda_gpu *g = &c->gpu[i];

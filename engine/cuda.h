@@ -110,16 +110,16 @@ struct cuda {
     size_t kv_row_bytes, ik_row_bytes, slot_packets;
     uint32_t cap_tables, n_tables, cap_ops;
     uint32_t tile_rows; /* prompt rows that attention takes at a time */
-    struct cuda_probes *probes; /* armed observers, or NULL: cuda_probe.c */
+    struct cuda_probes *probes[2]; /* armed observers of either program, or NULL: cuda_probe.c */
     float *full; /* [max_logits][vocab], pinned */
-    float *us;   /* [op][rank] */
+    float *us[2]; /* of either program: [op][rank] */
     struct backend_reduce *reduces; /* [op][rank] */
     struct {
         double at_us;  /* of the last calibration, host time */
         uint64_t base; /* words exchanged so far */
         uint32_t with;
     } clock;
-    uint32_t last_ops;
+    uint32_t last_ops[2];
     uint32_t *fault; /* pinned, one word per GPU */
     uint32_t epoch;  /* of the next reduce; starts at 1, since receive buffers start as zeros */
     void *nccl;      /* the library and the id of the communicators, owned; NULL: not loaded yet */
@@ -133,6 +133,12 @@ struct cuda {
     bool dead;            /* a device failed for good */
     uint64_t prepared;    /* generation of the choices that were looked at last */
     const struct backend_step *step;
+    struct {
+        bool asks;               /* the job at hand is a step that somebody may give up */
+        uint32_t at[KCU_MAX_GPUS]; /* what each GPU had begun when it was looked at last */
+        double since_us, told_us;
+        char where[160];         /* as it was told last */
+    } stuck;
     /* jobs for the GPUs' threads */
     pthread_mutex_t lock;
     pthread_cond_t wake, idle;
@@ -241,6 +247,8 @@ uint32_t cuda_look_pairs(struct backend *b, uint32_t rank);
  * rank gave up waiting for another one. */
 enum rs_result cuda_fault_room(struct cuda *c, struct rs_error *err);
 enum rs_result cuda_fault_step(struct cuda *c, struct rs_error *err);
+/* Has nothing moved for a second while a step runs? Then ask whether to give it up. On the control thread. */
+void cuda_fault_look(struct cuda *c);
 enum rs_result cuda_fault_waiting(struct cuda *c, const struct program *p, uint32_t rows, struct rs_error *err);
 /* cuda_load.c: bytes of a rank's weights. */
 size_t cuda_load_bytes(const struct cuda *c, uint32_t rank);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/error.h"
+#include "engine/now.h"
 
 /* A graph serves all steps with at most so many keys: a power of two, so that few graphs are captured while a sequence grows. */
 static uint32_t keys_bucket(const struct cuda *c, uint32_t keys)
@@ -230,9 +231,12 @@ static void job_step(struct cuda_gpu *g)
  * sum was there, and the rest belongs to the residual. Whatever else was fused into a neighbour shows as 0. */
 static void sum_times(struct cuda *c, const struct program *p)
 {
-    memset(c->us, 0, (size_t)p->n_ops * c->n_ranks * sizeof *c->us);
-    memset(c->reduces, 0, (size_t)p->n_ops * c->n_ranks * sizeof *c->reduces);
-    c->last_ops = p->n_ops;
+    const int which = cuda_prog(c, p);
+    float *us = c->us[which];
+    memset(us, 0, (size_t)p->n_ops * c->n_ranks * sizeof *us);
+    if (which == 0)
+        memset(c->reduces, 0, (size_t)p->n_ops * c->n_ranks * sizeof *c->reduces);
+    c->last_ops[which] = p->n_ops;
     const uint64_t zero = c->gpu[0].n_launched != 0 ? c->gpu[0].stamp[c->gpu[0].launched[0]] : 0;
     for (uint32_t k = 0; k < c->n_gpus; k++) {
         const struct cuda_gpu *g = &c->gpu[k];
@@ -242,15 +246,16 @@ static void sum_times(struct cuda *c, const struct program *p)
             const uint64_t t = g->stamp[at], ready = g->ready[op];
             if (t == 0 || t > next)
                 continue;
-            c->us[at] = (float)(next - t) * 1e-3f;
+            us[at] = (float)(next - t) * 1e-3f;
             if (p->ops[op].kind == OP_ALLREDUCE && ready >= t && ready <= next) { /* one launch for all ranks of the GPU */
                 const bool more = op + 1 < p->n_ops && (p->ops[op + 1].kind == OP_ADD || p->ops[op + 1].kind == OP_RMSNORM);
                 const struct backend_reduce r = {cuda_clock_us(g, t, zero), cuda_clock_us(g, ready, zero)};
                 for (uint32_t j = 0; j < g->n_local; j++) {
-                    c->reduces[at + j] = r;
-                    c->us[at + j] = more ? (float)(ready - t) * 1e-3f : c->us[at];
+                    if (which == 0)
+                        c->reduces[at + j] = r;
+                    us[at + j] = more ? (float)(ready - t) * 1e-3f : us[at];
                     if (more)
-                        c->us[at + c->n_ranks + j] = (float)(next - ready) * 1e-3f;
+                        us[at + c->n_ranks + j] = (float)(next - ready) * 1e-3f;
                 }
             }
             next = t;
@@ -339,7 +344,10 @@ enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, stru
     if (rc != RS_OK)
         return rc;
     cuda_probe_begin(c, s);
+    c->stuck.asks = s->stuck != NULL && s->hook == NULL && c->n_gpus > 1;
+    c->stuck.since_us = c->stuck.told_us = (double)now_us();
     rc = s->hook != NULL ? walk_held(c, s, err) : cuda_all(c, job_step, err);
+    c->stuck.asks = false;
     c->epoch += c->gpu[0].n_reduces;
     if (rc == RS_OK)
         rc = cuda_fault_waiting(c, p, s->graph ? s->batch->bucket : s->batch->n_rows, err);
@@ -347,8 +355,7 @@ enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, stru
         rc = cuda_fault_step(c, err);
     if (rc != RS_OK)
         return rc;
-    if (p == c->prog[0]) /* a NextN step is no op of the ledger's step */
-        sum_times(c, p);
+    sum_times(c, p);
     if (s->hook == NULL)
         cuda_probe_take(c, s, -1, (int)p->n_ops - 1, s->graph ? keys_bucket(c, s->batch->max_keys) : s->batch->max_keys);
     size_t at = 0;

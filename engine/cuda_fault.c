@@ -2,10 +2,12 @@
  * that fail for good. */
 #include "engine/cuda.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "engine/error.h"
+#include "engine/now.h"
 #include "kernels/quant.h"
 
 struct need {
@@ -105,23 +107,73 @@ enum rs_result cuda_fault_step(struct cuda *c, struct rs_error *err)
     return RS_EENGINE;
 }
 
+enum { GIVEN_UP = 0xffffff }; /* a fault word of ours, which the kernels take for one of theirs */
+
+void cuda_fault_look(struct cuda *c)
+{
+    const double now = (double)now_us();
+    const struct program *p = c->step->prog;
+    uint32_t behind = 0, waits = 0;
+    bool moved = false;
+    for (uint32_t k = 0; k < c->n_gpus; k++) {
+        uint32_t i;
+        const uint32_t op = last_begun(&c->gpu[k], &i);
+        moved |= op != c->stuck.at[k];
+        c->stuck.at[k] = op;
+        behind = op < c->stuck.at[behind] ? k : behind;
+        waits = op > c->stuck.at[waits] ? k : waits;
+    }
+    if (moved)
+        c->stuck.since_us = c->stuck.told_us = now;
+    if (now - c->stuck.told_us < 1e6)
+        return;
+    c->stuck.told_us = now;
+    const uint32_t at = c->stuck.at[waits], has = c->stuck.at[behind];
+    if (at >= p->n_ops || p->ops[at].kind != OP_ALLREDUCE) /* a long op, in which nobody waits */
+        return;
+    snprintf(c->stuck.where, sizeof c->stuck.where, "rank %u (GPU %d) waits in %s for rank %u (GPU %d), which has not left %s", c->gpu[waits].rank0, c->gpu[waits].device,
+             p->ops[at].site, c->gpu[behind].rank0, c->gpu[behind].device, p->ops[has].site);
+    if (c->step->stuck(c->step->stuck_arg, (now - c->stuck.since_us) * 1e-6, c->stuck.where))
+        for (uint32_t k = 0; k < c->n_gpus; k++)
+            __atomic_store_n(&c->fault[k], GIVEN_UP, __ATOMIC_RELAXED);
+}
+
+/* The all-reduce that a GPU gave up in; fault words count launches, of which a reduce of many rows has several. */
+static uint32_t gave_up_in(const struct program *p, uint32_t word, uint32_t chunks)
+{
+    uint32_t n = (word & 0xffffff) - 1, i = 0;
+    for (; i < p->n_ops; i++) {
+        if (p->ops[i].kind == OP_ALLREDUCE && n < chunks)
+            break;
+        n -= p->ops[i].kind == OP_ALLREDUCE ? chunks : 0;
+    }
+    return i;
+}
+
+/* Who is late finds that the others have gone on without it, and gives up as well: the one that came first is right. */
 enum rs_result cuda_fault_waiting(struct cuda *c, const struct program *p, uint32_t rows, struct rs_error *err)
 {
     const uint32_t chunks = (rows + CUDA_RECV_ROWS - 1) / CUDA_RECV_ROWS;
+    const uint64_t zero = c->gpu[0].n_launched != 0 ? c->gpu[0].stamp[c->gpu[0].launched[0]] : 0;
     enum rs_result rc = RS_OK;
+    double first = INFINITY;
     for (uint32_t k = 0; k < c->n_gpus; k++) {
-        const uint32_t word = c->fault[k];
-        uint32_t n = (word & 0xffffff) - 1, i = 0;
+        const struct cuda_gpu *g = &c->gpu[k];
+        const uint32_t word = c->fault[k], i = word != 0 ? gave_up_in(p, word, chunks) : 0;
         c->fault[k] = 0;
-        if (word == 0 || rc != RS_OK)
-            continue;
-        for (; i < p->n_ops; i++) {
-            if (p->ops[i].kind == OP_ALLREDUCE && n < chunks)
-                break;
-            n -= p->ops[i].kind == OP_ALLREDUCE ? chunks : 0;
+        if (word == GIVEN_UP) {
+            memset(c->fault, 0, KCU_MAX_GPUS * sizeof *c->fault);
+            return error_set(err, RS_ECANCELLED, "the step was given up: %s", c->stuck.where);
         }
+        if (word == 0)
+            continue;
+        const uint64_t came = i < p->n_ops ? g->stamp[(size_t)i * c->n_ranks + g->rank0] : 0;
+        const double at = came != 0 ? cuda_clock_us(g, came, zero) : INFINITY;
+        if (rc != RS_OK && at >= first)
+            continue;
+        first = at;
         rc = error_set(err, RS_EENGINE, "rank %u did not arrive at %s: GPU %d (rank %u) waited %.1f s for it", word >> 24,
-                       i < p->n_ops ? p->ops[i].site : "an all-reduce", c->gpu[k].device, c->gpu[k].rank0,
+                       i < p->n_ops ? p->ops[i].site : "an all-reduce", g->device, g->rank0,
                        (c->cfg.timeout_ms != 0 ? c->cfg.timeout_ms : CUDA_TIMEOUT_MS) / 1e3);
     }
     return rc;

@@ -21,6 +21,7 @@ struct cuda_probes {
     uint32_t n;
     uint64_t generation;
     const struct program *prog;
+    uint32_t base;          /* number of its first op in obs */
     uint32_t *first;        /* [n_ops + 2] of the observers that stand after op i - 1 */
     uint32_t *order;        /* [n] observers by where they stand */
     struct place *place;    /* [n][n_ranks] */
@@ -45,22 +46,28 @@ static bool overlap(const struct op_ref *a, const struct op_ref *b)
     return a->width == 0 || b->width == 0 || (a->col < b->col + b->width && b->col < a->col + a->width);
 }
 
-/* The op after which an observer stands; -1: before the first. */
-static int stands_after(const struct program *p, const struct probe_obs *o)
+static const struct op *op_of(const struct cuda_probes *x, const struct probe_obs *o)
 {
-    const struct op_ref *ref = probe_ref(&p->ops[o->op], o->before, o->index);
+    return &x->prog->ops[o->op - x->base];
+}
+
+static const struct op_ref *ref_of(const struct cuda_probes *x, const struct probe_obs *o)
+{
+    return probe_ref(op_of(x, o), o->before, o->index);
+}
+
+/* The op after which an observer stands; -1: before the first. */
+static int stands_after(const struct cuda_probes *x, const struct probe_obs *o)
+{
+    const struct program *p = x->prog;
+    const struct op_ref *ref = ref_of(x, o);
     if (!o->before)
-        return o->op;
-    for (int i = (int)o->op - 1; i >= 0; i--)
+        return op_of(x, o)->index;
+    for (int i = (int)op_of(x, o)->index - 1; i >= 0; i--)
         for (int k = 0; k < OP_MAX_OUT; k++)
             if (p->ops[i].out[k].buf != BUF_NONE && overlap(&p->ops[i].out[k], ref))
                 return i;
     return -1;
-}
-
-static const struct op_ref *ref_of(const struct program *p, const struct probe_obs *o)
-{
-    return probe_ref(&p->ops[o->op], o->before, o->index);
 }
 
 /* Rows that a buffer may have in any step. */
@@ -83,8 +90,10 @@ static void free_probes(struct cuda_probes *x)
 
 void cuda_probe_close(struct cuda *c)
 {
-    free_probes(c->probes);
-    c->probes = NULL;
+    for (int p = 0; p < 2; p++) {
+        free_probes(c->probes[p]);
+        c->probes[p] = NULL;
+    }
 }
 
 /* Where everything goes; returns the floats of pinned memory that it takes. */
@@ -94,10 +103,10 @@ static size_t lay_out(const struct cuda *c, struct cuda_probes *x, size_t *chunk
     *chunks = 0;
     for (uint32_t i = 0; i < x->n; i++) {
         const struct probe_obs *o = &x->obs[i];
-        const struct op_ref *ref = ref_of(x->prog, o);
+        const struct op_ref *ref = ref_of(x, o);
         for (uint32_t r = 0; r < c->n_ranks; r++) {
             struct place *p = &x->place[(size_t)i * c->n_ranks + r];
-            const uint32_t width = plan_ref_width(x->prog, &x->prog->ops[o->op], ref, r);
+            const uint32_t width = plan_ref_width(x->prog, op_of(x, o), ref, r);
             const size_t n = kcu_probe_parts((size_t)most_rows(c, ref->buf) * width);
             if ((o->ranks >> r & 1) == 0 || ref->buf == BUF_FULL)
                 continue;
@@ -141,11 +150,11 @@ static void sort(struct cuda_probes *x)
 {
     const uint32_t n_ops = x->prog->n_ops;
     for (uint32_t i = 0; i < x->n; i++)
-        x->first[stands_after(x->prog, &x->obs[i]) + 2]++;
+        x->first[stands_after(x, &x->obs[i]) + 2]++;
     for (uint32_t i = 1; i < n_ops + 2; i++)
         x->first[i] += x->first[i - 1];
     for (uint32_t i = 0; i < x->n; i++) { /* first[k] moves up and becomes the end of k, which is the beginning of k + 1 */
-        uint32_t *at = &x->first[stands_after(x->prog, &x->obs[i]) + 1];
+        uint32_t *at = &x->first[stands_after(x, &x->obs[i]) + 1];
         x->order[(*at)++] = i;
     }
     for (uint32_t i = n_ops + 1; i > 0; i--)
@@ -156,7 +165,7 @@ static void sort(struct cuda_probes *x)
 enum rs_result cuda_probe_arm(struct cuda *c, const struct backend_step *s, struct rs_error *err)
 {
     const struct probe_set *ps = s->probes;
-    struct cuda_probes *x = c->probes;
+    struct cuda_probes **mine = &c->probes[cuda_prog(c, s->prog)], *x = *mine;
     if (ps == NULL || ps->n_obs == 0)
         return RS_OK;
     if (x != NULL && x->obs == ps->obs && x->n == ps->n_obs && x->generation == s->generation && x->prog == s->prog)
@@ -165,11 +174,12 @@ enum rs_result cuda_probe_arm(struct cuda *c, const struct backend_step *s, stru
         (void)cudaSetDevice(c->gpu[k].device);
         cuda_exec_close(&c->gpu[k]);
     }
-    cuda_probe_close(c);
+    free_probes(x);
+    *mine = NULL;
     x = calloc(1, sizeof *x);
     if (x == NULL)
         return error_set(err, RS_ENOMEM, "out of memory for observers");
-    *x = (struct cuda_probes){.obs = ps->obs, .n = ps->n_obs, .generation = s->generation, .prog = s->prog};
+    *x = (struct cuda_probes){.obs = ps->obs, .n = ps->n_obs, .generation = s->generation, .prog = s->prog, .base = ps->base};
     x->first = calloc(s->prog->n_ops + 3, sizeof *x->first);
     x->order = calloc(x->n, sizeof *x->order);
     x->place = calloc((size_t)x->n * c->n_ranks, sizeof *x->place);
@@ -191,7 +201,7 @@ enum rs_result cuda_probe_arm(struct cuda *c, const struct backend_step *s, stru
         free_probes(x);
         return rc;
     }
-    c->probes = x;
+    *mine = x;
     return RS_OK;
 }
 
@@ -202,13 +212,14 @@ static const int32_t *choice_of(const struct cuda_rank *r)
     return (const int32_t *)(const void *)r->buf[BUF_CHOICE];
 }
 
-static struct kcu_probe look(const struct cuda_walk *w, const struct cuda_rank *r, const struct probe_obs *o, const struct op_ref *ref)
+static struct kcu_probe look(const struct cuda_walk *w, const struct cuda_probes *x, const struct cuda_rank *r, const struct probe_obs *o,
+                             const struct op_ref *ref)
 {
     const struct cuda *c = w->c;
     const uint32_t *meta = (const uint32_t *)w->g->meta;
     struct kcu_probe a = {.x = r->buf[ref->buf] + ref->col,
                           .pitch = w->prog->width[ref->buf][r->rank],
-                          .width = plan_ref_width(w->prog, &w->prog->ops[o->op], ref, r->rank),
+                          .width = plan_ref_width(w->prog, op_of(x, o), ref, r->rank),
                           .max_rows = per_logit(ref->buf) ? w->s->batch->n_logits : w->rows,
                           .rows = per_logit(ref->buf) ? NULL : meta + CUDA_META_ROWS,
                           .rows_each = 1,
@@ -223,7 +234,7 @@ static struct kcu_probe look(const struct cuda_walk *w, const struct cuda_rank *
         a.pos = w->g->meta + cuda_meta_pos(c);
         a.top_k = c->hp->index_topk;
     } else if (per_pair(ref->buf)) {
-        const struct shard_range e = shard_of(c->shard, (uint32_t)w->prog->ops[o->op].layer, r->rank)->experts;
+        const struct shard_range e = shard_of(c->shard, (uint32_t)op_of(x, o)->layer, r->rank)->experts;
         a.kind = KCU_PROBE_PAIRS;
         a.ids = choice_of(r);
         a.ids_pitch = w->prog->width[BUF_CHOICE][r->rank];
@@ -249,13 +260,13 @@ static cudaError_t copy_rows(struct cuda_walk *w, const struct kcu_probe *a, con
 
 static enum rs_result observe(struct cuda_walk *w, uint32_t i)
 {
-    struct cuda_probes *x = w->c->probes;
+    struct cuda_probes *x = w->c->probes[w->p];
     const struct probe_obs *o = &x->obs[i];
-    const struct op_ref *ref = ref_of(w->prog, o);
+    const struct op_ref *ref = ref_of(x, o);
     for (uint32_t k = 0; k < w->g->n_local && ref->buf != BUF_FULL; k++) {
         const struct cuda_rank *r = &w->g->local[k];
         const struct place *p = &x->place[(size_t)i * w->c->n_ranks + r->rank];
-        struct kcu_probe a = look(w, r, o, ref);
+        struct kcu_probe a = look(w, x, r, o, ref);
         cudaError_t e = cudaSuccess;
         if ((o->ranks >> r->rank & 1) == 0 || r->buf[ref->buf] == NULL || a.width == 0 || a.max_rows == 0)
             continue;
@@ -270,14 +281,14 @@ static enum rs_result observe(struct cuda_walk *w, uint32_t i)
         if (e == cudaSuccess && (o->bits & PROBE_COPY))
             e = copy_rows(w, &a, p, x->host);
         if (e != cudaSuccess)
-            return error_set(w->err, RS_EENGINE, "GPU %d, observing %s: %s", w->g->device, w->prog->ops[o->op].site, cudaGetErrorString(e));
+            return error_set(w->err, RS_EENGINE, "GPU %d, observing %s: %s", w->g->device, op_of(x, o)->site, cudaGetErrorString(e));
     }
     return RS_OK;
 }
 
 enum rs_result cuda_probe_at(struct cuda_walk *w, int op)
 {
-    const struct cuda_probes *x = w->c->probes;
+    const struct cuda_probes *x = w->c->probes[w->p];
     enum rs_result rc = RS_OK;
     if (w->s->probes == NULL || w->s->probes->n_obs == 0)
         return RS_OK;
@@ -323,7 +334,7 @@ static void take_pairs(const struct cuda *c, const struct cuda_probes *x, const 
         to->rows = 0; /* as if nothing had been seen */
         return;
     }
-    n = cuda_probe_pairs(c, (const int32_t *)(const void *)(x->host + p->ids), rows, (uint32_t)x->prog->ops[o->op].layer, rank, pair);
+    n = cuda_probe_pairs(c, (const int32_t *)(const void *)(x->host + p->ids), rows, (uint32_t)op_of(x, o)->layer, rank, pair);
     to->width = n == 0 ? 0 : width;
     to->rows = width == 0 ? 0 : to->cap / width < n ? (uint32_t)(to->cap / width) : n;
     for (uint32_t i = 0; i < to->rows; i++)
@@ -336,7 +347,7 @@ static void take_copy(const struct cuda *c, const struct cuda_probes *x, const s
 {
     struct probe_copied *to = &o->copied[rank];
     const struct batch *b = c->step->batch;
-    const uint32_t width = plan_ref_width(x->prog, &x->prog->ops[o->op], ref, rank), rows = per_logit(ref->buf) ? b->n_logits : b->n_rows;
+    const uint32_t width = plan_ref_width(x->prog, op_of(x, o), ref, rank), rows = per_logit(ref->buf) ? b->n_logits : b->n_rows;
     const uint32_t pitch = ref->buf == BUF_ISCORE && keys < width ? keys : width,
                    used = ref->buf == BUF_ISCORE && b->max_keys < width ? b->max_keys : width;
     if (per_pair(ref->buf)) {
@@ -367,7 +378,7 @@ static void see_full(const struct cuda *c, const struct probe_obs *o, uint32_t s
 static void take(const struct cuda *c, const struct cuda_probes *x, uint32_t i, uint32_t slot, uint32_t keys)
 {
     const struct probe_obs *o = &x->obs[i];
-    const struct op_ref *ref = ref_of(x->prog, o);
+    const struct op_ref *ref = ref_of(x, o);
     if (ref->buf == BUF_FULL)
         see_full(c, o, slot);
     for (uint32_t r = 0; r < c->n_ranks; r++) {
@@ -388,13 +399,14 @@ static void take(const struct cuda *c, const struct cuda_probes *x, uint32_t i, 
 
 void cuda_probe_begin(struct cuda *c, const struct backend_step *s)
 {
+    const struct cuda_probes *x = c->probes[cuda_prog(c, s->prog)];
     if (s->probes != NULL && s->probes->n_obs != 0) /* where nothing is launched (an empty part) nothing is seen */
-        memset(c->probes->seen, 0, (size_t)c->probes->n * c->n_ranks * sizeof *c->probes->seen);
+        memset(x->seen, 0, (size_t)x->n * c->n_ranks * sizeof *x->seen);
 }
 
 void cuda_probe_take(struct cuda *c, const struct backend_step *s, int from, int to, uint32_t keys)
 {
-    const struct cuda_probes *x = c->probes;
+    const struct cuda_probes *x = c->probes[cuda_prog(c, s->prog)];
     if (s->probes == NULL || s->probes->n_obs == 0)
         return;
     for (uint32_t i = x->first[from + 1]; i < x->first[to + 2]; i++)

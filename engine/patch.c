@@ -163,7 +163,7 @@ static bool parse_delay(const char *s, int16_t *rank, float *us)
     unsigned r;
     float u;
     char tail;
-    if (sscanf(s, "%u:%f%c", &r, &u, &tail) != 2 || r >= RS_MAX_RANKS || !(u >= 0 && u <= 1e6f))
+    if (sscanf(s, "%u:%f%c", &r, &u, &tail) != 2 || r >= RS_MAX_RANKS || !(u >= 0 && u <= 4e6f)) /* in ns it must fit 32 bits */
         return false;
     *rank = (int16_t)r;
     *us = u;

@@ -260,6 +260,14 @@ bool server_foresees(const struct server *s, int slot, const char *method)
     return holds(c->in + c->taken, c->n_in - c->taken, method) || (n > 0 && holds(bytes, (size_t)n, method));
 }
 
+bool server_foresees_any(const struct server *s, const char *method)
+{
+    for (int i = 0; i < SERVER_MAX_CLIENTS; i++)
+        if (s->c[i].fd >= 0 && server_foresees(s, i, method))
+            return true;
+    return false;
+}
+
 static void read_client(struct server *s, int i)
 {
     struct client *c = &s->c[i];

@@ -25,6 +25,8 @@ void server_poll(struct server *s, int timeout_ms);
 /* Whether a request of that method waits behind the one of this client that is being carried out; nothing is taken, and nothing carried out. For the control thread inside of a long
  * request, which may be asked to give it up. */
 bool server_foresees(const struct server *s, int slot, const char *method);
+/* The same of any client. */
+bool server_foresees_any(const struct server *s, const char *method);
 
 /* Send what is queued. Called after every step. */
 void server_flush(struct server *s);

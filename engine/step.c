@@ -439,6 +439,21 @@ enum rs_result step_compute(struct engine *e, struct backend_step *st, struct rs
     return rc;
 }
 
+/* A rank stays away. Who is connected learns where; who cancels a stream or stops the engine meanwhile does not wait until the ranks give up. */
+static bool stuck(void *arg, double seconds, const char *where)
+{
+    struct engine *e = arg;
+    char text[240];
+    snprintf(text, sizeof text, "%s for %.0f s; cancel the answer to give the step up", where, seconds);
+    json_t *o = json_pack("{s:s,s:s,s:I}", "level", "warn", "text", text, "time_us", (json_int_t)now_us());
+    char *s = json_dumps(o, JSON_COMPACT);
+    server_event(e->server, -1, RS_EVENT_LOG, RS_OK, 0, s, NULL, 0);
+    server_flush(e->server);
+    free(s);
+    json_decref(o);
+    return server_foresees_any(e->server, "cancel") || server_foresees_any(e->server, "stop");
+}
+
 enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool of_streams, double *wall_us, struct rs_error *err)
 {
     struct backend *b = e->rt->backend;
@@ -456,7 +471,7 @@ enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool
         shadow_observe(e, &both);
     struct backend_step st = {.prog = &e->rt->prog, .choices = e->rt->choices, .batch = &e->batch, .probes = copies != NULL || shadowed ? &both : armed,
                               .generation = e->patches.now.generation, .graph = e->graph && copies == NULL && !walk, .graph_guard = e->guard, .fast = e->fast,
-                              .hook = walk ? brk_hook : NULL, .hook_arg = e};
+                              .hook = walk ? brk_hook : NULL, .hook_arg = e, .stuck = stuck, .stuck_arg = e};
     if (rc != RS_OK)
         return rc;
     uint64_t t0 = now_us();

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Consoles and engines killed at random moments of an answer: no conversation is lost, nothing is left behind.
+# Consoles and engines killed at random moments of an answer: no conversation is lost, nothing is left behind. RANKSCOPE_TEST_BACKEND=cuda: engines on
+# a GPU. PROGRAM names another rankscope than that of the build.
 . "${abs_srcdir:?}/tests/tap.sh"
 
-prog=$abs_builddir/rankscope
+prog=${PROGRAM:-$abs_builddir/rankscope}
 pty=$abs_builddir/tests/pty
 TERM=xterm INPUTRC=/dev/null
 export TERM INPUTRC
@@ -12,6 +13,7 @@ rounds=3
 question='Tell me a story about a cat.'
 # The delay keeps an answer long enough to be killed in on a fast machine.
 how='--no-think --ignore-eos --max 120 --workers 1 --patch delay=0:600'
+[ "${RANKSCOPE_TEST_BACKEND:-cpu}" = cpu ] || how="$how --backend $RANKSCOPE_TEST_BACKEND --gpus 1 --ranks 2 --numerics invariant"
 
 # What the answer must be: sampling is greedy and numerics are invariant, so it is the same every time. The console's words are in $want.
 # shellcheck disable=SC2086  # options

@@ -58,6 +58,31 @@ printf '/patch load %s\n/patch set user=late\n%s\n' "$TEST_SCRATCH/late.cu" "$qu
 tap_ok "a kernel that runs wild: rank, op and line" grep -q 'rank [0-9]*) failed for good in op blk\.4\..*cuda_user\.c:[0-9]*: an illegal memory' \
     "$TEST_SCRATCH/late"
 tap_diag "$(grep 'failed for good' "$TEST_SCRATCH/late" | head -1)"
+# The same at a terminal: the console stays, says it, and starts another engine, which answers the question that the first one took with it.
+cat >"$TEST_SCRATCH/steps" <<END
+expect > 
+send /patch load $TEST_SCRATCH/late.cu\\r
+expect user=late
+expect > 
+send /patch set user=late\\r
+expect > 
+send $question\\r
+expect failed for good in op blk.4.
+expect the engine is gone
+expect > 
+send /restart\\r
+expect went with the old engine
+expect engine: started anew
+expect $right
+expect > 
+send \\x04
+exit 0
+restored
+END
+TERM=xterm INPUTRC=/dev/null "$abs_builddir/tests/pty" "$TEST_SCRATCH/steps" "$rs" --plain --backend cuda --gpus 1 --ranks 2 --no-think \
+    >"$TEST_SCRATCH/screen" 2>"$TEST_SCRATCH/why"
+tap_eq "after that the console starts another engine and goes on" $? 0
+[ ! -s "$TEST_SCRATCH/why" ] || tap_diag "$(sed -n l "$TEST_SCRATCH/why" | head -20)"
 "$rs" chat -p "$question" --backend cuda --gpus 1 --ranks 8 --ctx 16000000 >"$TEST_SCRATCH/out" 2>&1
 tap_ok "what does not fit: how much is missing" grep -q 'GB are missing' "$TEST_SCRATCH/out"
 tap_diag "$(cat "$TEST_SCRATCH/out")"

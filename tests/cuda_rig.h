@@ -16,6 +16,7 @@ struct rig_config {
     uint32_t ranks, gpus, max_rows, max_keys, seqs; /* seqs: sequences that there is room for; 0: 64 */
     int only_rank; /* -1: all */
     enum krn_cache_type cache;
+    uint32_t timeout_ms; /* see cuda_config */
     bool f32, bf16, unfused, no_pdl, nccl, no_stamps, invariant;
 };
 

@@ -44,10 +44,11 @@ c_tests = \
 
 # The CUDA backend; skipped where there is no device. Its speed: tests/cuda_bench (see docs/measurements.md).
 cuda_rig = tests/cuda_rig.c tests/cuda_rig.h
-EXTRA_DIST += tests/cuda_allreduce.c tests/cuda_bench.c tests/cuda_test.c tests/cuda_timing.c $(cuda_rig)
+EXTRA_DIST += tests/cuda_allreduce.c tests/cuda_bench.c tests/cuda_engine.c tests/cuda_test.c tests/cuda_timing.c $(cuda_rig)
 if HAVE_CUDA
-c_tests += tests/cuda_test tests/cuda_timing
+c_tests += tests/cuda_engine tests/cuda_test tests/cuda_timing
 check_PROGRAMS += tests/cuda_bench
+tests_cuda_engine_SOURCES = tests/cuda_engine.c tests/engine_client.c tests/engine_client.h
 tests_cuda_test_SOURCES = tests/cuda_test.c $(cuda_rig)
 tests_cuda_timing_SOURCES = tests/cuda_timing.c $(cuda_rig)
 tests_cuda_bench_SOURCES = tests/cuda_bench.c $(cuda_rig)

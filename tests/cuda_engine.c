@@ -1,0 +1,152 @@
+/* The engine on GPUs where it differs from one on the CPU: loads that are given up, one rank of a model alone, types that few files have, a rank that
+ * stays away. Skipped where there is no GPU. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/cuda_backend.h"
+#include "tests/engine_client.h"
+#include "tests/tap.h"
+
+static const char IDS[] = "[5,80,7,200,31,64]";
+
+static float *forward(struct rs_engine *e, size_t *n)
+{
+    float *x;
+    json_decref(ec_blob(e, "forward", json_pack("{s:o,s:s}", "ids", json_loads(IDS, 0, NULL), "logits", "all"), &x, n));
+    return x;
+}
+
+/* The next event of a type, or of any if that is RS_EVENT_COUNT; false after a minute without one. */
+static bool next_event(struct rs_engine *e, enum rs_event_type type, struct rs_event *ev)
+{
+    struct rs_error err;
+    while (rs_next(e, 60000, ev, &err) == RS_OK)
+        if (ev->type == type || type == RS_EVENT_COUNT)
+            return true;
+    return false;
+}
+
+static void test_cancel(struct rs_engine *e)
+{
+    struct rs_error err;
+    struct rs_event ev;
+    uint32_t load, cancel;
+    size_t n, m;
+    json_decref(ec_call(e, "open", "{\"backend\":\"cuda\",\"path\":\"%s\",\"ranks\":2,\"gpus\":1}", tap_source("models/tiny-glm5-q4.gguf")));
+    float *before = forward(e, &n);
+    rs_send(e, "open", "{\"backend\":\"cuda\",\"synthetic\":\"glm-4.7-flash\",\"layers\":8}", &load, &err);
+    rs_send(e, "load.cancel", NULL, &cancel, &err);
+    enum rs_result loaded = RS_OK, cancelled = RS_EINTERNAL;
+    char why[200] = "";
+    while (cancelled == RS_EINTERNAL && next_event(e, RS_EVENT_REPLY, &ev)) {
+        if (ev.id == load) {
+            loaded = ev.status;
+            snprintf(why, sizeof why, "%s", ev.json);
+        }
+        if (ev.id == cancel)
+            cancelled = ev.status;
+    }
+    tap_eq_int(loaded, RS_ECANCELLED, "a load onto a GPU is given up: %s", why);
+    tap_eq_int(cancelled, RS_OK, "and the wish for that answered");
+    float *after = forward(e, &m);
+    tap_ok(n == m && memcmp(before, after, n * sizeof *after) == 0, "what was open computes the same as before");
+    free(before);
+    free(after);
+}
+
+/* One rank of several, alone: prompts and answers in both modes come to their end. */
+static void test_rank(struct rs_engine *e)
+{
+    static const char *const WHAT[] = {"\"glm-5\",\"layers\":4,\"rank\":\"3/8\"", "\"glm-4.7-flash\",\"layers\":6,\"rank\":\"0/4\"", "\"deepseek-v2-lite\",\"rank\":\"1/4\""};
+    enum { PROMPT = 300, ANSWER = 8 };
+    for (size_t i = 0; i < sizeof WHAT / sizeof WHAT[0]; i++) {
+        json_decref(ec_call(e, "open", "{\"backend\":\"cuda\",\"synthetic\":%s}", WHAT[i]));
+        for (int graph = 1; graph >= 0; graph--) {
+            json_t *args = json_pack("{s:[],s:i,s:b,s:f}", "ids", "max_tokens", ANSWER, "ignore_eos", 1, "temp", 0.0);
+            struct ec_answer a = {.n = 0};
+            for (int k = 0; k < PROMPT; k++)
+                json_array_append_new(json_object_get(args, "ids"), json_integer(k * 31 % 500 + 7 * graph));
+            json_decref(ec_call(e, "set", "{\"mode\":\"%s\"}", graph ? "graph" : "eager"));
+            ec_answers(e, 1, &args, &a);
+            tap_ok(a.n == ANSWER && strcmp(json_string_value(json_object_get(a.done, "stop")), "length") == 0, "%s, %s: %u tokens after %d", WHAT[i],
+                   graph ? "graph" : "eager", a.n, PROMPT);
+            ec_answers_free(1, &a);
+        }
+    }
+}
+
+/* Files with experts of each of these types, on the CPU and on a GPU. */
+static void test_types(struct rs_engine *e)
+{
+    static const char *const TYPES[] = {"IQ2_XXS", "IQ3_S", "IQ1_M", "TQ1_0", "MXFP4", "Q5_0"};
+    char path[600];
+    snprintf(path, sizeof path, "%s", tap_scratch("types.gguf"));
+    for (size_t i = 0; i < sizeof TYPES / sizeof TYPES[0]; i++) {
+        float *x[2];
+        size_t n[2];
+        json_decref(ec_call(e, "synth", "{\"arch\":\"deepseek-v2-lite\",\"layers\":2,\"experts\":6,\"vocab\":512,\"out\":\"%s\",\"recipe\":\"*exps* %s\"}", path, TYPES[i]));
+        for (int gpu = 0; gpu < 2; gpu++) {
+            json_decref(ec_call(e, "open", "{\"backend\":\"%s\",\"path\":\"%s\",\"patches\":{\"matmul\":\"f32\",\"cache\":\"f32\"}}", gpu ? "cuda" : "cpu", path));
+            x[gpu] = forward(e, &n[gpu]);
+        }
+        const double far = n[0] == n[1] ? ec_rel_f(x[1], x[0], n[0]) : INFINITY;
+        tap_ok(far <= 1e-3, "experts of %s: %.1e from the CPU's logits", TYPES[i], far);
+        free(x[0]);
+        free(x[1]);
+    }
+    remove(path);
+}
+
+/* A rank that stays away: the engine says where, and a cancelled answer ends the wait long before the ranks give up. */
+static void test_stuck(struct rs_engine *e)
+{
+    struct rs_error err;
+    struct rs_event ev;
+    uint32_t id;
+    char where[300] = "", cancel[60], why[300] = "";
+    json_t *ids = json_loads(IDS, 0, NULL), *args = json_pack("{s:O,s:i,s:f}", "ids", ids, "max_tokens", 4, "temp", 0.0);
+    struct ec_answer before = {.n = 0}, after = {.n = 0};
+    json_decref(ec_call(e, "open", "{\"backend\":\"cuda\",\"path\":\"%s\",\"ranks\":2,\"gpus\":2,\"numerics\":\"invariant\"}", tap_source("models/tiny-glm5-q4.gguf")));
+    ec_answers(e, 1, &args, &before);
+    json_decref(ec_call(e, "patch.set", "{\"slot\":\"delay\",\"impl\":\"1:3000000\",\"site\":\"blk.2.attn.allreduce\"}"));
+    json_t *s = ec_call(e, "submit", "{\"ids\":%s,\"max_tokens\":4,\"temp\":0}", IDS);
+    snprintf(cancel, sizeof cancel, "{\"stream\":%d}", (int)json_integer_value(json_object_get(s, "stream")));
+    json_decref(s);
+    bool sent = false;
+    while (why[0] == '\0' && next_event(e, RS_EVENT_COUNT, &ev)) {
+        if (ev.type == RS_EVENT_LOG && strstr(ev.json, "waits in") != NULL && !sent) {
+            snprintf(where, sizeof where, "%s", ev.json);
+            sent = rs_send(e, "cancel", cancel, &id, &err) == RS_OK;
+        }
+        if (ev.type == RS_EVENT_DONE)
+            snprintf(why, sizeof why, "%s", strstr(ev.json, "\"error\"") != NULL ? strstr(ev.json, "\"error\"") : "no error");
+    }
+    tap_ok(strstr(where, "rank 0 (GPU 0) waits in blk.2.attn.allreduce for rank 1 (GPU 1), which has not left blk.2.attn.out for 1 s") != NULL, "it is told: %s", where);
+    tap_ok(strstr(why, "the step was given up") != NULL && strstr(why, "blk.2.attn.allreduce") != NULL, "and given up: %s", why);
+    json_decref(ec_call(e, "patch.reset", "{}"));
+    args = json_pack("{s:o,s:i,s:f}", "ids", ids, "max_tokens", 4, "temp", 0.0);
+    ec_answers(e, 1, &args, &after);
+    tap_ok(after.n == 4 && memcmp(before.ids, after.ids, 4 * sizeof before.ids[0]) == 0, "the next answer is as ever");
+    ec_answers_free(1, &before);
+    ec_answers_free(1, &after);
+}
+
+int main(void)
+{
+    const char *why;
+    const int gpus = backend_cuda_devices(&why);
+    if (gpus == 0)
+        tap_skip_all("no GPU: %s", why);
+    struct rs_engine *e = ec_open();
+    test_cancel(e);
+    test_rank(e);
+    test_types(e);
+    if (gpus < 2)
+        tap_skip(3, "one GPU: nobody waits for another one");
+    else
+        test_stuck(e);
+    rs_engine_close(e);
+    return tap_done();
+}
