@@ -22,6 +22,7 @@ librslua_a_SOURCES = \
 
 # Installed data, with its folders: lua/templates/x.lua is installed as PKGDATADIR/lua/templates/x.lua.
 nobase_dist_pkgdata_DATA = \
+	lua/args.lua \
 	lua/check.lua \
 	lua/board.lua \
 	lua/commands.lua \

@@ -4,23 +4,8 @@
 --
 -- Watches a running engine (the only one, or the one of that name); --demo: the shipped model in this process, with work to do. An alert is a line that begins
 -- with "late:". --above: how much less than the median a rank must wait to be called late; 20 microseconds unless told otherwise.
-local name, demo, every, total, above = nil, false, 1, 10, 20
-
-local i = 1
-local function number()
-  i = i + 1
-  return tonumber(arg[i]) or error(arg[i - 1] .. ": a number expected", 0)
-end
-while arg[i] do
-  local a = arg[i]
-  if a == "--demo" then demo = true
-  elseif a == "--every" then every = number()
-  elseif a == "--for" then total = number()
-  elseif a == "--above" then above = number()
-  elseif a:sub(1, 1) == "-" then error("unknown option " .. a, 0)
-  else name = a end
-  i = i + 1
-end
+local opt, rest = require "args".read{["--demo"] = "flag", ["--every"] = "real", ["--for"] = "real", ["--above"] = "real"}
+local name, demo, every, total, above = rest[1], opt.demo, opt.every or 1, opt["for"] or 10, opt.above or 20
 
 if demo then rs.model.open{} else rs.connect(name) end
 if rs.model.current() == nil then error("no model is open there", 0) end

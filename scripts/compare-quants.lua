@@ -4,26 +4,9 @@
 --
 -- A is the one that is held to be right, "-" the shipped model. The files must have the same vocabulary. The text is cut into pieces of at most 256 tokens.
 local core = rs.core
-local files, opt, patches = {}, {tokens = 1024, ranks = 1}, {a = {}, b = {}}
-
-local i = 1
-local function operand()
-  i = i + 1
-  return arg[i] or error(arg[i - 1] .. " needs a value", 0)
-end
-while arg[i] do
-  local a = arg[i]
-  if a == "--text" then opt.text = operand()
-  elseif a == "--tokens" or a == "--ranks" then
-    opt[a:sub(3)] = math.tointeger(tonumber(operand())) or error(a .. ": a number expected", 0)
-  elseif a == "--patch-a" or a == "--patch-b" then
-    local slot, impl = operand():match("^([^=]+)=(.+)$")
-    if not slot then error(a .. ": SLOT=IMPL expected", 0) end
-    patches[a:sub(-1)][slot] = impl
-  elseif a:sub(1, 2) == "--" then error("unknown option " .. a, 0)
-  else files[#files + 1] = a end
-  i = i + 1
-end
+local opt, files = require "args".read{["--text"] = "text", ["--tokens"] = "number", ["--ranks"] = "number", ["--patch-a"] = "patch", ["--patch-b"] = "patch"}
+opt.tokens, opt.ranks = opt.tokens or 1024, opt.ranks or 1
+local patches = {a = opt["patch-a"] or {}, b = opt["patch-b"] or {}}
 if #files ~= 2 then error("usage: rankscope scripts/compare-quants.lua A.gguf B.gguf [--text FILE] [--tokens N]", 0) end
 
 local CHATS = {{"What is the capital of France?", "The capital of France is Paris."}, {"What is 23 + 45?", "23 + 45 is 68."},

@@ -4,29 +4,11 @@
 --   rankscope scripts/sensitivity.lua OTHER.gguf [--model FILE] [--ranks N] [--by tensor|layer|kind] [--text FILE] [--tokens N] [--top N] [GLOB]
 --
 -- by layer: blk.3.* together; by kind: *.ffn_down_exps.weight together. GLOB limits it to some tensors. Tensors of equal bytes are left out.
-local opt, open, other, glob = {tokens = 512, by = "tensor", top = 20}, {}, nil, nil
-
-local i = 1
-local function operand()
-  i = i + 1
-  return arg[i] or error(arg[i - 1] .. " needs a value", 0)
-end
-local function number() return math.tointeger(tonumber(operand())) or error(arg[i - 1] .. ": a number expected", 0) end
-while arg[i] do
-  local a = arg[i]
-  if a == "--model" then open.path = operand()
-  elseif a == "--ranks" then open.ranks = number()
-  elseif a == "--tokens" or a == "--top" then opt[a:sub(3)] = number()
-  elseif a == "--text" then opt.text = operand()
-  elseif a == "--by" then
-    opt.by = operand()
-    if opt.by ~= "tensor" and opt.by ~= "layer" and opt.by ~= "kind" then error("--by: tensor, layer or kind expected", 0) end
-  elseif a:sub(1, 2) == "--" then error("unknown option " .. a, 0)
-  elseif not other then other = a
-  elseif not glob then glob = a
-  else error("one GLOB only", 0) end
-  i = i + 1
-end
+local opt, rest = require "args".read{["--model"] = "text", ["--ranks"] = "number", ["--tokens"] = "number", ["--top"] = "number", ["--text"] = "text",
+                                    ["--by"] = {"tensor", "layer", "kind"}}
+opt.tokens, opt.by, opt.top = opt.tokens or 512, opt.by or "tensor", opt.top or 20
+local open, other, glob = {path = opt.model, ranks = opt.ranks}, rest[1], rest[2]
+if rest[3] then error("one GLOB only", 0) end
 if not other then error("usage: rankscope scripts/sensitivity.lua OTHER.gguf [--by tensor|layer|kind] [GLOB]", 0) end
 
 local CHATS = {{"What is the capital of France?", "The capital of France is Paris."}, {"What is 23 + 45?", "23 + 45 is 68."},

@@ -5,26 +5,14 @@
 --
 -- NAME is a setting (mode, ranks, numerics) or a patch slot. Example: rankscope scripts/sweep.lua ranks=1,2,4,8
 local exp = rs.exp
-local open, repeats, questions, name, levels = {}, 3, {}, nil, {}
-
-local i = 1
-local function operand()
-  i = i + 1
-  return arg[i] or error(arg[i - 1] .. " needs a value", 0)
-end
-while arg[i] do
-  local a = arg[i]
-  if a == "--model" then open.path = operand()
-  elseif a == "--ranks" then open.ranks = math.tointeger(tonumber(operand())) or error("--ranks: a number expected", 0)
-  elseif a == "--repeats" then repeats = math.tointeger(tonumber(operand())) or error("--repeats: a number expected", 0)
-  elseif a:sub(1, 2) == "--" then error("unknown option " .. a, 0)
-  elseif not name then
-    local list
-    name, list = a:match("^([^=%s]+)=(.+)$")
-    if not name then error("NAME=V1,V2,... expected, got " .. a, 0) end
-    for v in list:gmatch("[^,]+") do levels[#levels + 1] = math.tointeger(tonumber(v)) or v end
-  else questions[#questions + 1] = a end
-  i = i + 1
+local opt, questions = require "args".read{["--model"] = "text", ["--ranks"] = "number", ["--repeats"] = "number"}
+local open, repeats, name, levels = {path = opt.model, ranks = opt.ranks}, opt.repeats or 3, nil, {}
+local first = table.remove(questions, 1)
+if first then
+  local list
+  name, list = first:match("^([^=%s]+)=(.+)$")
+  if not name then error("NAME=V1,V2,... expected, got " .. first, 0) end
+  for v in list:gmatch("[^,]+") do levels[#levels + 1] = math.tointeger(tonumber(v)) or v end
 end
 if not name or #levels < 2 then error("usage: rankscope scripts/sweep.lua NAME=V1,V2,... [QUESTION...]", 0) end
 if #questions == 0 then questions = {"What is the capital of France?", "Tell me a story."} end
