@@ -146,6 +146,74 @@ static enum rs_result load(struct con *con, const char *path, struct rs_error *e
     return RS_OK;
 }
 
+static void show_distance(struct con *con, const json_t *s)
+{
+    if (js_num(s, "compared", 0) <= 0)
+        return;
+    out_printf(con->out, OUT_NOTE, "  %.0f comparisons: apart by %.2g at most (relative L2; %s, rank %lld, step %lld), %.2g on average; %.2g ms a step\n",
+               js_num(s, "compared", 0), js_num(s, "worst", INFINITY), js_str(s, "worst_site", "?"), (long long)js_int(s, "worst_rank", 0),
+               (long long)js_int(s, "worst_step", 0), js_num(s, "mean", INFINITY), js_num(s, "ms_per_step", NAN));
+    if (js_num(s, "other_experts", 0) > 0)
+        out_printf(con->out, OUT_NOTE, "  other experts for %.0f rows\n", js_num(s, "other_experts", 0));
+    const json_t *ops = json_object_get(s, "ops");
+    for (size_t i = 0; i < json_array_size(ops) && i < 5; i++)
+        out_printf(con->out, OUT_NOTE, "  %-32s %10.2g at most, %10.2g on average\n", js_str(json_array_get(ops, i), "site", "?"),
+                   js_num(json_array_get(ops, i), "worst", INFINITY), js_num(json_array_get(ops, i), "mean", INFINITY));
+}
+
+/* "", "stop", or "NAME[@SITES] [STEPS]" */
+static enum rs_result shadow(struct con *con, const char *text, struct rs_error *err)
+{
+    char name[64], sites[64] = "*";
+    int steps = 64, end = 0;
+    const bool begin = *text != '\0' && strcmp(text, "stop") != 0;
+    json_t *reply, *args = NULL;
+    if (begin) {
+        bool ok = sscanf(text, "%63[^@ \t]%n", name, &end) == 1;
+        text += ok ? end : 0;
+        if (ok && *text == '@') {
+            ok = sscanf(text, "@%63s%n", sites, &end) == 1;
+            text += ok ? end : 0;
+        }
+        end = 0;
+        if (ok && sscanf(text, "%d%n", &steps, &end) == 1)
+            text += end;
+        if (!ok || text[strspn(text, " \t")] != '\0')
+            return fail_set(err, RS_EUSAGE, "/patch shadow: NAME[@SITES] [STEPS] or stop expected");
+        args = json_pack("{s:s, s:s, s:i}", "impl", name, "site", sites, "steps", steps);
+    }
+    enum rs_result r = con_request(con, begin ? "patch.live" : *text != '\0' ? "patch.live.stop" : "patch.live.get", args, &reply, err);
+    if (r != RS_OK)
+        return r;
+    const json_t *s = json_object_get(reply, "shadow");
+    if (!json_is_object(s))
+        out_printf(con->out, OUT_NOTE, "nothing was shadowed; /patch shadow NAME[@SITES] [STEPS] begins\n");
+    else if (begin)
+        out_printf(con->out, OUT_NOTE, "%s runs beside what is used at %s in the next %lld steps; /patch shadow says how far they are apart\n", js_str(s, "impl", "?"),
+                   js_str(s, "site", "?"), (long long)js_int(s, "wanted", 0));
+    else
+        out_printf(con->out, OUT_NOTE, "shadow of %s (%s) at %s: %lld of %lld steps, %s\n", js_str(s, "impl", "?"), js_str(s, "kind", "?"), js_str(s, "site", "?"),
+                   (long long)js_int(s, "steps", 0), (long long)js_int(s, "wanted", 0), json_is_true(json_object_get(s, "running")) ? "running" : js_str(s, "ended", "?"));
+    show_distance(con, s);
+    json_decref(reply);
+    return RS_OK;
+}
+
+static enum rs_result promote(struct con *con, const char *text, struct rs_error *err)
+{
+    json_t *args = json_object();
+    if (*text != '\0') {
+        char *end;
+        double limit = strtod(text, &end);
+        if (*end != '\0' || !(limit >= 0)) {
+            json_decref(args);
+            return fail_set(err, RS_EUSAGE, "'%s' is no distance", text);
+        }
+        json_object_set_new(args, "limit", json_real(limit));
+    }
+    return change(con, "patch.promote", args, err);
+}
+
 static enum rs_result exec_patch(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
 {
     size_t n = strcspn(args, " \t");
@@ -160,6 +228,10 @@ static enum rs_result exec_patch(const struct rcmd_entry *self, struct con *con,
         return change(con, "patch.reset", NULL, err);
     if (n == 4 && strncmp(args, "load", 4) == 0 && *rest != '\0')
         return load(con, rest, err);
+    if (n == 6 && strncmp(args, "shadow", 6) == 0)
+        return shadow(con, rest, err);
+    if (n == 7 && strncmp(args, "promote", 7) == 0)
+        return promote(con, rest, err);
     if (strchr(args, '=') != NULL && strncmp(args, "set ", 4) != 0)
         return set(con, args, err);
     return rcmd_usage(self, err);
@@ -167,14 +239,17 @@ static enum rs_result exec_patch(const struct rcmd_entry *self, struct con *con,
 
 const struct rcmd_entry rcmd_patch_entry = {
     .name = "patch",
-    .args = "[list | set SLOT=IMPL [@SITES] | load FILE | revert [GENERATION] | reset]",
+    .args = "[list | set SLOT=IMPL [@SITES] | load FILE | shadow [NAME[@SITES] [STEPS] | stop] | promote [LIMIT] | revert [GENERATION] | reset]",
     .summary = "show or change which implementation an operation uses",
     .help = "list shows every slot with what it uses now, what it could use and what a change costs. set changes one slot, everywhere or "
             "at the sites "
             "that match the pattern SITES (blk.3.*); the word set may be left out. revert goes one generation back, or to GENERATION. "
             "reset puts every "
-            "slot on its default. load compiles a patch from a C file, or on GPUs from one in CUDA C (.cu), tests it in a process of its own and makes "
-            "it known to the slot user; scripts/patches has examples. A change takes effect between two steps, on all ranks at once.",
+            "slot on its default. load compiles a patch from a C file, or on GPUs from one in CUDA C (.cu), or reads one in Lua (.lua), tests it in a process of "
+            "its own and makes "
+            "it known to the slot user; scripts/patches has examples. shadow lets a loaded patch compute beside what is used, in the next STEPS steps of "
+            "whatever runs (64), and says how far they are apart; promote puts it in, unless that is more than LIMIT. A change takes effect between two "
+            "steps, on all ranks at once.",
     .complete = RCMD_COMPLETE_PATCH,
     .changes = true,
     .exec = exec_patch,

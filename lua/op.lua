@@ -65,23 +65,23 @@ function Call:choose(row, experts, weights) end
 ---@class rs.patch.tensor
 ---@field rows integer
 ---@field width integer
-local Tensor = {}
+local PatchTensor = {}
 
 --- A copy of a row.
 ---@param i integer
 ---@return number[]
-function Tensor:row(i) end
+function PatchTensor:row(i) end
 
 --- One value.
 ---@param i integer
 ---@param j integer
 ---@return number
-function Tensor:get(i, j) end
+function PatchTensor:get(i, j) end
 
 --- Write a row of call.y.
 ---@param i integer
 ---@param values number[]
-function Tensor:set(i, values) end
+function PatchTensor:set(i, values) end
 
 ---@class rs.patch.weight
 ---@field rows integer

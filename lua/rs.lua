@@ -304,6 +304,41 @@ function rs.patch.revert(n) return rs.call("patch.revert", {to = n}) end
 --- All slots to their defaults.
 ---> rs.patch.reset()
 function rs.patch.reset() return rs.call("patch.reset") end
+--- Load a patch from a file in C (.c), Lua (.lua, see "Patches in Lua") or CUDA C (.cu): compiled and tested in a process of its own, then known to the
+--- slot "user". Options: activate (use it at once), site (a glob; where).
+---@param path string
+---@param opts? table
+---@return table name, kind, help, active, selftest_worst, staged_ms
+---> local file = rs.core.default_model():gsub("models/[^/]*$", "scripts/patches/rmsnorm.lua")
+---> local p = rs.patch.load(file, {activate = true, site = "blk.1.*"}); print(p.name, p.selftest_worst); rs.patch.revert()
+function rs.patch.load(path, opts)
+  want("rs.patch.load", "path", path, "string")
+  local o = options("rs.patch.load", opts, {"activate", "site"})
+  return rs.call("patch.load", {path = path, activate = o.activate, site = o.site})
+end
+--- Compare a loaded patch with what it would replace, in the steps of whatever runs from now on; what is used stays what it is. Options: site (a glob),
+--- steps (64). At the end a log event says what was found.
+---@param name string
+---@param opts? table
+---@return table report as rs.patch.shadowed gives it
+---> rs.patch.shadow("rmsnorm-lua", {steps = 4}); rs.ask("Hello"); print(rs.patch.shadowed().worst)
+function rs.patch.shadow(name, opts)
+  want("rs.patch.shadow", "name", name, "string")
+  local o = options("rs.patch.shadow", opts, {"site", "steps"})
+  return rs.call("patch.live", {impl = name, site = o.site, steps = o.steps}).shadow
+end
+--- What the shadow that runs, or the last one, has found, or nil: impl, site, running, ended, steps, compared, worst (relative L2), worst_site, mean, ops ...
+---@return table|nil
+---> print(rs.patch.shadowed() and rs.patch.shadowed().compared)
+function rs.patch.shadowed()
+  local s = rs.call("patch.live.get").shadow
+  return type(s) == "table" and s or nil
+end
+--- Put the patch that was shadowed in where it was shadowed, unless it was further apart than `limit` (relative L2).
+---@param limit? number
+---@return table generation, cost, took_ms, impl, site, worst
+---> rs.patch.shadow("rmsnorm-lua", {steps = 2}); rs.ask("Hello"); print(rs.patch.promote(1e-5).impl); rs.patch.revert()
+function rs.patch.promote(limit) return rs.call("patch.promote", {limit = limit}) end
 --- Every change: generation, slot, from, to, time_us, by, took_ms.
 ---@return table
 ---> print(#rs.patch.history())

@@ -8,11 +8,11 @@
 -- example.
 local folder, what, out = arg[1], arg[2], arg[3]
 
-local SOURCES = {"rs.lua", "look.lua", "exp.lua", "notebook.lua", "triage.lua"}
+local SOURCES = {"rs.lua", "look.lua", "exp.lua", "notebook.lua", "triage.lua", "op.lua"}
 -- Local names in the sources, and how a script reaches them.
 local PUBLIC = {exp = "rs.exp", notebook = "rs.notebook", triage = "triage", Model = "rs.model", Session = "rs.session", Tap = "rs.tap", Task = "rs.task", Tensor = "rs.tensor",
-                Notebook = "rs.notebook.book"}
-local OBJECT = {Model = "model", Session = "session", Tap = "tap", Task = "task", Tensor = "tensor", Notebook = "book"}
+                Notebook = "rs.notebook.book", Call = "rs.patch.call", PatchTensor = "rs.patch.tensor", Weight = "rs.patch.weight"}
+local OBJECT = {Model = "model", Session = "session", Tap = "tap", Task = "task", Tensor = "tensor", Notebook = "book", Call = "call", PatchTensor = "tensor", Weight = "weight"}
 
 local function read(path)
   local f = assert(io.open(path))
@@ -59,9 +59,12 @@ local function parse()
       local comment = line:match("^%-%-%-(.*)$")
       if comment and not line:match("^%-%-%-%-") then
         block[#block + 1] = comment
-        local class = comment:match("^@class%s+(%S+)")
+        local class, field = comment:match("^@class%s+(%S+)"), comment:match("^@field%s+(.*)$")
         if class then
-          classes[#classes + 1] = class
+          classes[#classes + 1] = {name = class, file = file, fields = {}, text = table.move(block, 1, #block - 1, 1, {})}
+          block = {}
+        elseif field then
+          table.insert(classes[#classes].fields, field)
           block = {}
         end
       else
@@ -82,7 +85,24 @@ local list, classes = parse()
 -- ---- what is made from it ------------------------------------------------------------------------------------------------------------
 
 local TITLES = {["rs.lua"] = "The engine, models, answers", ["look.lua"] = "Looking inside", ["exp.lua"] = "Experiments", ["notebook.lua"] = "The notebook",
-                ["triage.lua"] = "Triage"}
+                ["triage.lua"] = "Triage", ["op.lua"] = "Patches in Lua"}
+
+-- Objects that have fields are described where their file begins.
+local function describe_classes(add, file)
+  for _, c in ipairs(classes) do
+    if c.file == file and #c.fields > 0 then
+      if #c.text > 0 then add("") end
+      for _, t in ipairs(c.text) do add((t:gsub("^ ", ""))) end
+      add("")
+      add("Fields of a %s:", c.name:match("[^.]+$"))
+      add("")
+      for _, f in ipairs(c.fields) do
+        local name, kind, words = f:match("^(%S+)%s+(%S+)%s*(.*)$")
+        add("- `%s`: %s%s", name, kind, words ~= "" and "; " .. words or "")
+      end
+    end
+  end
+end
 
 local function markdown()
   local o = {}
@@ -100,6 +120,7 @@ local function markdown()
       file = e.file
       add("")
       add("## %s", TITLES[file])
+      describe_classes(add, file)
     end
     add("")
     add("### %s", e.call)
@@ -121,8 +142,9 @@ local function stubs()
   local o, seen = {"---@meta", "-- What language servers read about the module rs. Made by scripts/lua-docs.lua.", ""}, {}
   local function add(line) o[#o + 1] = line end
   for _, c in ipairs(classes) do
-    add("---@class " .. c)
-    add("local " .. c:gsub("%.", "_") .. " = {}")
+    add("---@class " .. c.name)
+    for _, f in ipairs(c.fields) do add("---@field " .. f) end
+    add("local " .. c.name:gsub("%.", "_") .. " = {}")
     add("")
   end
   add("rs = {}")
@@ -185,6 +207,14 @@ local function check()
   local _ = rs.exp, rs.notebook -- loaded when asked for
   look(rs, "rs")
   look(require "triage", "triage")
+  local described = 0
+  for _, e in ipairs(list) do described = described + (e.file == "op.lua" and 1 or 0) end
+  for _, m in ipairs(rs.core.op_methods()) do
+    local e = known["rs.patch." .. m]
+    ok(e and #e.text > 0, m .. " of patches has a description")
+    described = described - 1
+  end
+  ok(described == 0, "and no more than there is")
 end
 
 local function examples()

@@ -19,6 +19,43 @@ local rs_tensor = {}
 ---@class rs.notebook.book
 local rs_notebook_book = {}
 
+---@class rs.patch.call
+---@field rows integer rows of the batch, or (row, expert) pairs
+---@field x rs.patch.tensor the input; the same as y where the op works in place (rope, kv_store, allreduce)
+---@field y rs.patch.tensor the output, which holds what the op finds there
+---@field w rs.patch.weight[] weights
+---@field ranks rs.patch.tensor[] allreduce: every rank's summand; y is the sum for all of them
+---@field site string
+---@field layer integer -1 outside the layers
+---@field rank integer from 0
+---@field n_ranks integer
+---@field eps number
+---@field accumulate boolean linear: add to y
+---@field head_dim integer
+---@field rope_dim integer
+---@field kv_lora integer
+---@field v_head integer
+---@field n_heads integer of this rank
+---@field scale number of attention scores; router: of the weights
+---@field n_experts integer
+---@field n_used integer
+---@field n_groups integer
+---@field n_groups_used integer
+---@field sigmoid boolean router: the gating function, else softmax
+---@field normalise boolean router: weights of the chosen ones are divided by their sum
+local rs_patch_call = {}
+
+---@class rs.patch.tensor
+---@field rows integer
+---@field width integer
+local rs_patch_tensor = {}
+
+---@class rs.patch.weight
+---@field rows integer
+---@field k integer values of a row
+---@field mats integer matrices: mla, one per head
+local rs_patch_weight = {}
+
 rs = {}
 rs.model = rs.model or {}
 rs.patch = rs.patch or {}
@@ -144,6 +181,29 @@ function rs.patch.revert(n) end
 
 ---All slots to their defaults.
 function rs.patch.reset() end
+
+---Load a patch from a file in C (.c), Lua (.lua, see "Patches in Lua") or CUDA C (.cu): compiled and tested in a process of its own, then known to the
+---slot "user". Options: activate (use it at once), site (a glob; where).
+---@param path string
+---@param opts? table
+---@return table name, kind, help, active, selftest_worst, staged_ms
+function rs.patch.load(path, opts) end
+
+---Compare a loaded patch with what it would replace, in the steps of whatever runs from now on; what is used stays what it is. Options: site (a glob),
+---steps (64). At the end a log event says what was found.
+---@param name string
+---@param opts? table
+---@return table report as rs.patch.shadowed gives it
+function rs.patch.shadow(name, opts) end
+
+---What the shadow that runs, or the last one, has found, or nil: impl, site, running, ended, steps, compared, worst (relative L2), worst_site, mean, ops ...
+---@return table|nil
+function rs.patch.shadowed() end
+
+---Put the patch that was shadowed in where it was shadowed, unless it was further apart than `limit` (relative L2).
+---@param limit? number
+---@return table generation, cost, took_ms, impl, site, worst
+function rs.patch.promote(limit) end
 
 ---Every change: generation, slot, from, to, time_us, by, took_ms.
 ---@return table
@@ -559,3 +619,65 @@ function triage.run(opts) end
 ---Print the result of triage.run.
 ---@param r table
 function triage.report(r) end
+
+---The position of a row in its sequence.
+---@param row integer
+---@return integer
+function rs_patch_call:pos(row) end
+
+---Cosines and sines of a row's position, rope_dim / 2 of each.
+---@param row integer
+---@return number[] cos
+---@return number[] sin
+function rs_patch_call:angles(row) end
+
+---A row of the cache, [latent: kv_lora | key: rope_dim], of the sequence that row belongs to.
+---@param row integer
+---@param pos integer from 0 to the row's own
+---@return number[]
+function rs_patch_call:cached(row, pos) end
+
+---mla: the positions that the row looks at, ascending; nil: all up to its own.
+---@param row integer
+---@return integer[]|nil
+function rs_patch_call:selected(row) end
+
+---kv_store: put a row into the cache at its position.
+---@param row integer
+---@param values number[]
+function rs_patch_call:store(row, values) end
+
+---router: the experts of a row, n_used of them, and what they count.
+---@param row integer
+---@param experts integer[]
+---@param weights number[]
+function rs_patch_call:choose(row, experts, weights) end
+
+---A copy of a row.
+---@param i integer
+---@return number[]
+function rs_patch_tensor:row(i) end
+
+---One value.
+---@param i integer
+---@param j integer
+---@return number
+function rs_patch_tensor:get(i, j) end
+
+---Write a row of call.y.
+---@param i integer
+---@param values number[]
+function rs_patch_tensor:set(i, values) end
+
+---A row as floats.
+---@param i integer
+---@param mat? integer
+---@return number[]
+function rs_patch_weight:row(i, mat) end
+
+---The product of a row with a vector of k numbers, summed in double.
+---@param i integer
+---@param x number[]
+---@param mat? integer
+---@return number
+function rs_patch_weight:dot(i, x, mat) end
