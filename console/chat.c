@@ -75,6 +75,7 @@ static void reset_answer(struct con_answer *a)
     a->filter = (struct text_filter){0};
     a->in_thinking = a->line_open = a->raw = a->running = false;
     a->stream = 0;
+    a->tokens = 0;
 }
 
 /* Submit segments, or ids (what); the other is NULL. */
@@ -169,8 +170,10 @@ static void add_text(struct con *con, const char *text, size_t len, bool thinkin
 
 void chat_token(struct con *con, const struct rs_event *ev)
 {
-    if (con->answer.running && ev->id == con->answer.stream)
-        add_text(con, ev->text, ev->text_len, ev->flags & RS_TOKEN_THINKING);
+    if (!con->answer.running || ev->id != con->answer.stream)
+        return;
+    con->answer.tokens++;
+    add_text(con, ev->text, ev->text_len, ev->flags & RS_TOKEN_THINKING);
 }
 
 void chat_done(struct con *con, uint32_t stream, json_t *done)

@@ -49,6 +49,7 @@ struct con_answer {
     bool line_open;   /* something was shown after the last newline */
     struct text_filter filter;
     json_int_t prompt; /* tokens before the answer; 0: not known */
+    json_int_t tokens; /* of the answer, so far */
     struct buf text, thinking;
     json_t *done; /* the DONE object; NULL before it came */
 };

@@ -78,12 +78,13 @@ static void add_part(struct part *parts, int *n, int keep, uint8_t role, const c
     free(line);
 }
 
-/* What is known of the last answer comes with its end, before the engine's state says so as well. */
+/* What is known of the last answer comes with its end, before the engine's state says so as well. While the next one comes nothing is said: it would be taken
+ * for a judgement of that one. */
 static void add_verdict(struct part *parts, int *n, const struct con *con)
 {
     const json_t *done = con->answer.done;
     const char *verdict = js_str(done != NULL ? done : json_object_get(con->info, "state"), "verdict", NULL);
-    if (verdict == NULL)
+    if (verdict == NULL || con->answer.running)
         return;
     bool ok = strcmp(verdict, "ok") == 0, bad = strcmp(verdict, "garbage") == 0;
     add_part(parts, n, 2,
@@ -96,10 +97,13 @@ static void add_verdict(struct part *parts, int *n, const struct con *con)
              verdict);
 }
 
-/* Tokens of context in use: of what runs now, or where nothing runs of the conversation, which comes back with the next question. */
+/* Tokens of context in use: of what runs now (the engine announces that only when something begins or ends; the answer's own tokens are counted here), or
+ * where nothing runs of the conversation, which comes back with the next question. */
 static json_int_t context_used(const struct con *con, const json_t *state)
 {
-    json_int_t used = js_int(state, "ctx_used", -1);
+    json_int_t used = js_int(state, "ctx_used", -1), own = con->answer.running ? con->answer.prompt + con->answer.tokens : 0;
+    if (used >= 0 && own > used)
+        return own;
     if (used == 0 && con->conv.n > 0 && !con->answer.running && con->answer.done != NULL)
         used = js_int(con->answer.done, "prompt_tokens", 0) + js_int(con->answer.done, "tokens", 0);
     return used;

@@ -113,6 +113,20 @@ static uint32_t count_cut(const struct program *p, uint32_t view)
     return n;
 }
 
+/* Does an op of the same layer, or the op itself, use this slice before? It lies in memory once. */
+static bool listed_before(const struct program *p, uint32_t op, uint32_t weight)
+{
+    const struct op_view *v = plan_view(p, 0, p->ops[op].w[weight]);
+    for (uint32_t i = 0; i <= op; i++)
+        for (uint32_t s = 0; p->ops[i].layer == p->ops[op].layer && s < (i < op ? p->ops[i].n_w : weight); s++) {
+            const struct op_view *u = plan_view(p, 0, p->ops[i].w[s]);
+            if (u->tensor != NULL && strcmp(u->tensor, v->tensor) == 0 && u->row0 == v->row0 && u->col0 == v->col0 && u->mat0 == v->mat0 && u->rows == v->rows &&
+                u->k == v->k && u->n_mats == v->n_mats)
+                return true;
+        }
+    return false;
+}
+
 /* borrows_from: a program whose slices are not listed again, or NULL. */
 static void add_plan(json_t *a, const struct model *m, const struct program *p, const struct program *borrows_from, bool all, uint32_t *cut, json_t *warnings)
 {
@@ -120,7 +134,7 @@ static void add_plan(json_t *a, const struct model *m, const struct program *p, 
         const struct op *o = &p->ops[i];
         for (uint32_t s = 0; s < o->n_w; s++) {
             const struct op_view *v = plan_view(p, 0, o->w[s]);
-            if (v->tensor == NULL || (borrows_from != NULL && audit_is_borrowed(borrows_from, v, 0)))
+            if (v->tensor == NULL || listed_before(p, i, s) || (borrows_from != NULL && audit_is_borrowed(borrows_from, v, 0)))
                 continue;
             *cut += count_cut(p, o->w[s]);
             const struct weight *w = weight_of(m, v->tensor, o);

@@ -121,7 +121,7 @@ function commands.weights(args)
   end
   if args ~= "" and not args:match("^list") then error("usage: /weights [list GLOB | load GLOB from FILE.gguf]", 0) end
   local r = rs.call("weights.list", {tensors = args:match("^list%s+(%S+)$") or "*"})
-  for _, t in ipairs(r.tensors) do print(("%-40s %-6s %s"):format(t.name, t.type, t.from ~= rs.null and "from " .. t.from .. ", the model has " .. t.file_type or "")) end
+  for _, t in ipairs(r.tensors) do print(("%-40s %-6s %s"):format(t.name, t.type, t.from and "from " .. t.from .. ", the model has " .. t.file_type or "")) end
 end
 
 function commands.claim(args)

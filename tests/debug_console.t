@@ -106,6 +106,14 @@ refuses "/poke of a word" "/poke output.norm many" "VALUE is a number, nan, inf 
 refuses "/notebook done of no task" "/notebook done 99" "there is no task 99 in the notebook"
 refuses "/notebook resolve of nothing" "/notebook resolve 99 refuted" "there is no hypothesis 99 in the notebook"
 console <<'X'
+/weights list output*
+/audit
+X
+tap_ok "/weights list: nothing fails" test $status = 0
+says "what no file was loaded for is listed" "output_norm.weight"
+tap_ok "/audit lists each slice once" sh -c '! printf "%s\n" "$1" | grep -E "^  [a-z].* ([0-9]+),\\1 "' - "$out"
+
+console <<'X'
 /claim
 /notebook hypothesis the loader joins by file order
 /notebook task read the loader for hypothesis 1

@@ -114,4 +114,34 @@ END
 tap_eq "Ctrl-C while it is held: the steps run" "$? $(cat out)" "0 "
 has "it says where" interrupted 'the engine is stopped at blk.0.attn.q_b'
 tap_ok "and then nothing holds it" sh -c 'test -s done && ! grep -q HELD done'
+
+# While an answer comes the context grows, and the verdict on the one before is not shown as if it were its own.
+"$prog" --local --no-think --layout desk --screen 140x40 --keys /dev/stdin >out 2>&1 <<'END'
+text What is 2 + 2?
+key Enter
+wait-text output ok
+wait-idle
+text =rs.brk.add("output.norm", {cond = "step > 30"})
+key Enter
+text /patch set slot_order=file
+key Enter
+text /think on
+key Enter
+text What is the capital of France?
+key Enter
+wait-text HELD at output.norm
+save-screen answering
+text /break del
+key Enter
+wait-text 1 taken away
+key C-c
+wait-text the answer ends
+text /continue
+key Enter
+wait-text (stopped)
+wait-idle
+END
+tap_eq "an answer that is on its way: the steps run" "$? $(cat out)" "0 "
+has "its context is counted" answering ' ctx [1-9][0-9]*/2048'
+tap_ok "no verdict stands there yet" sh -c 'test -s answering && ! grep -q "output ok" answering'
 tap_done
