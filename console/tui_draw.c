@@ -529,6 +529,9 @@ static void draw_too_small(struct tui *t)
     int xa = (g->cols - (int)strlen(a)) / 2, xb = (g->cols - (int)strlen(b)) / 2;
     grid_str(g, y, xa > 0 ? xa : 0, g->cols, ROLE_WARN, a);
     grid_str(g, y + 1, xb > 0 ? xb : 0, g->cols, ROLE_TEXT, b);
+    const char *c = "F12: the plain console";
+    int xc = (g->cols - (int)strlen(c)) / 2;
+    grid_str(g, y + 2, xc > 0 ? xc : 0, g->cols, ROLE_TEXT, c);
 }
 
 /* Only what is in sight is asked for. */

@@ -203,6 +203,8 @@ static void ar_summary(struct tui *t, struct grid_rect r)
     buf_printf(&b, "%u a step", s->allreduces_per_step);
     if (all > 0)
         buf_printf(&b, ", %.1f %% of it", 100 * share / all);
+    if (s->simulated) /* before what a narrow panel cuts off */
+        buf_str(&b, ", simulated");
     const char *impl = current_impl(t, "allreduce"), *dtype = current_impl(t, "allreduce.dtype");
     if (impl != NULL)
         buf_printf(&b, ", %s", impl);
@@ -210,8 +212,6 @@ static void ar_summary(struct tui *t, struct grid_rect r)
         buf_printf(&b, " %s", dtype);
     if (isfinite(row))
         buf_printf(&b, ", %s a row", units_bytes(bytes, row));
-    if (s->simulated)
-        buf_str(&b, ", simulated");
     grid_str(&t->grid, r.y, r.x, r.w, ROLE_TEXT, b.text);
     buf_fini(&b);
 }
@@ -231,6 +231,35 @@ static void used_buckets(const json_t *ranks, int n, int *from, int *to)
     }
 }
 
+/* A time in as few characters as make sense: "0.1us", "37ms". */
+static void short_us(char buf[32], double us)
+{
+    bool ms = us >= 999.5;
+    snprintf(buf, 32, "%.*g%s", us >= 99.5 && !ms ? 3 : us < 1 ? 1 : 2, ms ? us / 1e3 : us, ms ? "ms" : "us");
+}
+
+/* The ends of the axis, of infinity "more"; never cut in the middle of a number. */
+static void ar_axis(struct tui *t, struct grid_rect r, double low, double high)
+{
+    char head[96], begin[32], end[32];
+    units_us(begin, low);
+    if (isfinite(high))
+        units_us(end, high);
+    else
+        snprintf(end, sizeof end, "more");
+    snprintf(head, sizeof head, "%s..%s, log", begin, end);
+    if ((int)strlen(head) > r.w)
+        snprintf(head, sizeof head, "%s..%s", begin, end);
+    if ((int)strlen(head) > r.w) {
+        short_us(begin, low);
+        if (isfinite(high))
+            short_us(end, high);
+        snprintf(head, sizeof head, "%s..%s", begin, end);
+    }
+    if ((int)strlen(head) <= r.w)
+        grid_str(&t->grid, r.y, r.x, r.w, ROLE_HEAD, head);
+}
+
 /* All-reduces of the recent window by their time, a row (or several) a rank. Buckets are eighths of a power of two: the axis is logarithmic. */
 static void ar_histograms(struct tui *t, struct grid_rect r, int row_h)
 {
@@ -245,11 +274,7 @@ static void ar_histograms(struct tui *t, struct grid_rect r, int row_h)
     int per = (to - from + r.w - 1) / r.w, each = per > 1 ? 1 : r.w / (to - from);
     double low = from > 0 ? json_number_value(json_array_get(bounds, (size_t)from - 1)) : 0;
     const json_t *high = json_array_get(bounds, (size_t)to - 1);
-    char head[96], begin[32], end[32] = "more";
-    if (json_is_number(high))
-        units_us(end, json_number_value(high));
-    snprintf(head, sizeof head, "%s..%s, log", units_us(begin, low), end);
-    grid_str(&t->grid, r.y, r.x, r.w, ROLE_HEAD, head);
+    ar_axis(t, r, low, json_is_number(high) ? json_number_value(high) : INFINITY);
     for (size_t i = 0; i < json_array_size(ranks); i++) {
         const json_t *h = json_object_get(json_array_get(ranks, i), "histogram");
         struct grid_rect one = {r.y + 1 + (int)i * row_h, r.x, row_h, r.w};
@@ -371,9 +396,14 @@ static int step_kinds(struct tui *t, struct grid_rect r, int y, const json_t *mo
     if (n > 0 && y < r.h) {
         grid_str(&t->grid, r.y + y, r.x, 14, ROLE_HEAD, "kind of op");
         grid_str(&t->grid, r.y + y, r.x + 15, number, ROLE_HEAD, both ? "      eager      graph" : m == 1 ? "      graph" : "      eager");
+        if (bar >= 31) /* why they do not add up to the time of a step */
+            grid_str(&t->grid, r.y + y, r.x + 15 + number + 1, bar, ROLE_DIM, t->data.snap.simulated ? "slowest rank, virtual, no waits" : "slowest rank, no waits");
         y++;
     }
-    for (size_t i = 0; i < n && (int)i < rows && y < r.h; i++, y++) {
+    size_t shown = n;
+    if ((int)n > rows) /* the last line says how many are out of sight */
+        shown = rows > 1 ? (size_t)rows - 1 : 0;
+    for (size_t i = 0; i < shown && y < r.h; i++, y++) {
         char us[32];
         grid_str(&t->grid, r.y + y, r.x, 14, ROLE_TEXT, k[i].name);
         for (int c = both ? 0 : m; c < 2 && c <= (both ? 1 : m); c++) {
@@ -385,6 +415,8 @@ static int step_kinds(struct tui *t, struct grid_rect r, int y, const json_t *mo
             tui_plot_bar(&t->grid, r.y + y, r.x + 15 + number + 1, bar, ROLE_BUSY, fmax(k[i].us[0], k[i].us[1]) / most,
                          t->ascii ? TUI_PLOT_ASCII : t->plots);
     }
+    if (shown < n && y < r.h)
+        grid_printf(&t->grid, r.y + y++, r.x, r.w, ROLE_DIM, "and %zu more: zoom, or /stats", n - shown);
     free(k);
     return y;
 }

@@ -44,7 +44,7 @@ static void view_kinds(struct out *o, const char *title, const json_t *by_kind)
     json_t *v;
     json_object_foreach((json_t *)by_kind, name, v) kinds[i++] = (struct kind){name, js_num(v, "us", 0), js_num(v, "share", NAN)};
     qsort(kinds, n, sizeof *kinds, by_us);
-    out_printf(o, OUT_HEADING, "\n%s, by kind of op\n", title);
+    out_printf(o, OUT_HEADING, "\n%s, by kind of op: of the slowest rank at each, without waiting for it\n", title);
     struct table *t = table_new("kind|>time a step|>share");
     for (i = 0; i < n; i++) {
         char us[32], share[32];
@@ -78,7 +78,7 @@ void view_stats(struct out *o, const json_t *stats)
     view_spec(o, json_object_get(stats, "spec"));
     for (size_t i = 0; i < 4; i++) {
         const json_t *s = json_object_get(json_object_get(stats, parts[i / 2]), modes[i % 2]);
-        char *title = xasprintf("%s steps, %s", parts[i / 2], modes[i % 2]);
+        char *title = xasprintf("%s steps, %s%s", parts[i / 2], modes[i % 2], js_bool(stats, "simulated", false) ? " (simulated)" : "");
         view_kinds(o, title, json_object_get(s, "by_kind"));
         free(title);
     }
