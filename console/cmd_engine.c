@@ -16,6 +16,14 @@ static const struct opt s_options[] = {
     {.name = "name", .letter = 'n', .type = OPT_STRING, .arg = "NAME", .help = "what the engine is called; without it, 0"},
     {.name = "workers", .type = OPT_INT, .arg = "N", .min = 1, .max = 4096, .help = "CPU threads; without it one for each core"},
     {.name = "isa", .type = OPT_CHOICE, .choices = "portable|avx2|avx512", .help = "vector instructions to use"},
+    {.name = "hosts", .type = OPT_STRING, .arg = "A,B", .help = "deal ranks to an engine process on each of these hosts, this one first"},
+    {.name = "launch",
+     .type = OPT_STRING,
+     .arg = "WORDS",
+     .help = "how to start {command} on {host}; without it ssh, or srun in a Slurm job"},
+    {.name = "host-timeout", .type = OPT_INT, .arg = "S", .min = 1, .max = 86400, .help = "seconds of silence after which a host is lost; without it 15"},
+    {.name = "follow", .type = OPT_STRING, .arg = "I@HOST:PORT", .help = "be an engine process on another host; what started this one gives it a secret"},
+    {.name = "mpi", .type = OPT_FLAG, .help = "an MPI launcher has started this process beside others: each is one of the hosts"},
     {.name = "ready-fd",
      .type = OPT_INT,
      .arg = "FD",
@@ -51,7 +59,15 @@ static void *watch_signals(void *arg)
 static enum exit_status exec_engine(const struct cmd_entry *self, const struct opt_values *v)
 {
     struct rs_error err = {0};
-    struct rs_local_params params = {.workers = (unsigned)opt_int(v, "workers", 0), .isa = opt_string(v, "isa", NULL), .host = scr_op_host()};
+    struct rs_local_params params = {.workers = (unsigned)opt_int(v, "workers", 0),
+                                     .isa = opt_string(v, "isa", NULL),
+                                     .host = scr_op_host(),
+                                     .hosts = opt_string(v, "hosts", NULL),
+                                     .launch = opt_string(v, "launch", NULL),
+                                     .host_timeout = (unsigned)opt_int(v, "host-timeout", 0),
+                                     .mpi = opt_set(v, "mpi")};
+    if (opt_set(v, "follow"))
+        return rs_engine_follow(opt_string(v, "follow", ""), &params, &err) == RS_OK ? EXIT_OK : cmd_fail(self, &err);
     const char *name = opt_string(v, "name", "0");
     pthread_t watcher;
     if (!daemon_name_ok(name))

@@ -18,6 +18,7 @@
 
 #define MAX_NAMES 100
 #define STOP_MS 10000
+#define MAX_ARGS 20
 #define STOP_STEP_MS 5
 
 bool daemon_name_ok(const char *name)
@@ -147,7 +148,7 @@ static enum rs_result wait_ready(struct con *con, int fd, const char *log, struc
 }
 
 /* The arguments of `rankscope engine`; the numbers are written into the buffers. */
-static void make_args(const struct rs_local_params *params, const char *name, const char ready[16], char workers[16], const char *argv[12])
+static void make_args(const struct rs_local_params *params, const char *name, const char ready[16], char numbers[2][16], const char *argv[MAX_ARGS])
 {
     size_t n = 0;
     argv[n++] = "rankscope";
@@ -157,21 +158,34 @@ static void make_args(const struct rs_local_params *params, const char *name, co
     argv[n++] = "--ready-fd";
     argv[n++] = ready;
     if (params != NULL && params->workers > 0) {
-        snprintf(workers, 16, "%u", params->workers);
+        snprintf(numbers[0], 16, "%u", params->workers);
         argv[n++] = "--workers";
-        argv[n++] = workers;
+        argv[n++] = numbers[0];
     }
     if (params != NULL && params->isa != NULL) {
         argv[n++] = "--isa";
         argv[n++] = params->isa;
+    }
+    if (params != NULL && params->hosts != NULL) {
+        argv[n++] = "--hosts";
+        argv[n++] = params->hosts;
+    }
+    if (params != NULL && params->launch != NULL) {
+        argv[n++] = "--launch";
+        argv[n++] = params->launch;
+    }
+    if (params != NULL && params->host_timeout > 0) {
+        snprintf(numbers[1], 16, "%u", params->host_timeout);
+        argv[n++] = "--host-timeout";
+        argv[n++] = numbers[1];
     }
     argv[n] = NULL;
 }
 
 enum rs_result daemon_start(struct con *con, const struct rs_local_params *params, char name[DAEMON_NAME_MAX], struct rs_error *err)
 {
-    char ready[16], workers[16], file[DAEMON_NAME_MAX + 16];
-    const char *argv[12];
+    char ready[16], numbers[2][16], file[DAEMON_NAME_MAX + 16];
+    const char *argv[MAX_ARGS];
     int pipe_fd[2];
     enum rs_result r = free_name(name, err);
     if (r != RS_OK)
@@ -183,7 +197,7 @@ enum rs_result daemon_start(struct con *con, const struct rs_local_params *param
         r = fail_set(err, RS_EIO, "cannot start the engine: %s", strerror(errno));
     } else {
         snprintf(ready, sizeof ready, "%d", pipe_fd[1]);
-        make_args(params, name, ready, workers, argv);
+        make_args(params, name, ready, numbers, argv);
         fflush(NULL);
         r = launch(argv, log, pipe_fd[1], err);
         close(pipe_fd[1]);

@@ -54,6 +54,16 @@ const struct opt oneshot_table[] = {
      .type = OPT_CHOICE,
      .choices = "portable|avx2|avx512",
      .help = "vector instructions to use; without it the best that this CPU has"},
+    {.name = "hosts",
+     .type = OPT_STRING,
+     .arg = "A,B",
+     .help = "deal the ranks to these hosts, an engine process on each; the first is this one, named as the others reach it"},
+    {.name = "launch",
+     .type = OPT_STRING,
+     .arg = "WORDS",
+     .help = "how engine processes start: words with {command} and {host}; without {host} they start all at once, as mpirun does; without it ssh, or "
+             "srun in a Slurm job"},
+    {.name = "host-timeout", .type = OPT_INT, .arg = "S", .min = 1, .max = 86400, .help = "seconds of silence after which a host is lost; without it 15"},
     {0},
 };
 
@@ -154,7 +164,9 @@ enum rs_result oneshot_open_args(const struct opt_values *v, const char *path, j
     }
     if (!synthetic)
         json_object_set_new(o, "path", js_text(path, strlen(path)));
-    json_object_set_new(o, "ranks", json_integer(opt_int(v, "ranks", synthetic ? 1 : con_default_ranks(path))));
+    const int ranks = (int)opt_int(v, "ranks", synthetic ? 1 : con_default_ranks(path));
+    if (opt_set(v, "ranks") || ranks > 1 || !(opt_set(v, "hosts") || opt_set(v, "launch"))) /* several hosts: one each, unless more were asked for */
+        json_object_set_new(o, "ranks", json_integer(ranks));
     const char *mode = opt_string(v, "mode", "graph");
     json_object_set_new(o, "mode", json_string(strcmp(mode, "both") == 0 ? "graph" : mode)); /* both: the command goes on from there */
     if (opt_set(v, "backend"))
@@ -177,6 +189,14 @@ enum rs_result oneshot_open_args(const struct opt_values *v, const char *path, j
     return RS_OK;
 }
 
+/* Of commands that open a model. */
+static void set_hosts(struct rs_local_params *p, const struct opt_values *v)
+{
+    p->hosts = opt_string(v, "hosts", NULL);
+    p->launch = opt_string(v, "launch", NULL);
+    p->host_timeout = (unsigned)opt_int(v, "host-timeout", 0);
+}
+
 static void init(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v)
 {
     s->entry = e;
@@ -185,20 +205,24 @@ static void init(struct oneshot *s, const struct cmd_entry *e, const struct opt_
     s->con.params = (struct rs_local_params){.workers = (unsigned)opt_int(v, "workers", 0), .isa = opt_string(v, "isa", NULL)};
 }
 
-enum exit_status oneshot_start_bare(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v)
+static enum exit_status start_bare(struct oneshot *s)
 {
     struct rs_error err = {0};
-    init(s, e, v);
     if (con_start_local(&s->con, &s->con.params, &err) != RS_OK)
         return oneshot_fail(s, &err);
     return EXIT_OK;
 }
 
-static enum exit_status start_apart_bare(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v)
+enum exit_status oneshot_start_bare(struct oneshot *s, const struct cmd_entry *e, const struct opt_values *v)
+{
+    init(s, e, v);
+    return start_bare(s);
+}
+
+static enum exit_status start_apart_bare(struct oneshot *s)
 {
     struct rs_error err = {0};
     char name[DAEMON_NAME_MAX];
-    init(s, e, v);
     if (daemon_start(&s->con, &s->con.params, name, &err) != RS_OK)
         return oneshot_fail(s, &err);
     s->con.stop_engine = true;
@@ -212,7 +236,9 @@ static enum exit_status start(struct oneshot *s, const struct cmd_entry *e, cons
     /* Mistakes in the options are reported before anything starts. */
     if (oneshot_open_args(v, path, &args, &err) != RS_OK)
         return cmd_fail(e, &err);
-    enum exit_status status = apart ? start_apart_bare(s, e, v) : oneshot_start_bare(s, e, v);
+    init(s, e, v);
+    set_hosts(&s->con.params, v);
+    enum exit_status status = apart ? start_apart_bare(s) : start_bare(s);
     if (status != EXIT_OK) {
         json_decref(args);
         return status;

@@ -7,7 +7,7 @@
 /* The shapes that the engine knows, as a choice. */
 #define ONESHOT_SHAPES "glm-5|glm-5.2|glm-4.7-flash|deepseek-v3|deepseek-v2-lite"
 
-/* -m, --synthetic and what belongs to it, --ranks, --mode, --patch, --set, --ctx, --workers, --isa. */
+/* -m, --synthetic and what belongs to it, --ranks, --mode, --patch, --set, --ctx, --workers, --isa, --hosts and what belongs to it. */
 extern const struct opt oneshot_table[];
 
 struct oneshot {

@@ -15,7 +15,16 @@ struct pool;
 
 enum backend_kind { BACKEND_CPU, BACKEND_CUDA };
 
+struct comm;
 struct loading;
+
+/* The ranks are on several hosts, and a backend has those of one. The programs that it runs are of its own ranks, numbered from 0. */
+struct backend_span {
+    struct comm *comm;
+    uint32_t n_ranks;            /* on all hosts together */
+    uint32_t first[RS_MAX_RANKS + 1]; /* host h has ranks [first[h], first[h + 1]) */
+    float *move_us;              /* [op] of the step that runs: moving data to and from other hosts, with waiting for them; the backend adds to it */
+};
 
 struct backend_limits {
     uint32_t max_rows;      /* rows of one step */
@@ -28,6 +37,7 @@ struct backend_limits {
     uint32_t peers, peer;
     bool made_up;           /* the weights have no data: a backend with memory of its own makes some */
     struct loading *loading; /* while it opens: who is told, and may stop it; or NULL. Not kept */
+    struct backend_span *span; /* or NULL: all ranks are here. Outlives the backend */
 };
 
 /* One step. choices has one entry per op of the program; all pointers stay valid until the step has ended. */

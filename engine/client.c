@@ -96,7 +96,7 @@ enum rs_result rs_engine_local(const struct rs_local_params *params, struct rs_e
         rc = error_set(err, RS_ENOMEM, "out of memory for an engine handle");
         goto close_both;
     }
-    rc = engine_open(params, "local", -1, sv[1], &in, err);
+    rc = engine_open(params, "local", -1, sv[1], NULL, &in, err);
     if (rc != RS_OK)
         goto free_handle;
     sigset_t all, old;

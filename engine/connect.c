@@ -16,9 +16,11 @@
 #include <jansson.h>
 
 #include "engine/client.h"
+#include "engine/comm.h"
 #include "engine/connect.h"
 #include "engine/engine.h"
 #include "engine/error.h"
+#include "engine/follow.h"
 #include "engine/rankscope.h"
 #include "engine/snapshot.h"
 
@@ -279,11 +281,20 @@ enum rs_result rs_engine_serve(const char *name, const struct rs_local_params *p
 {
     struct sockaddr_un a;
     struct engine *e;
+    struct comm *comm = NULL;
     int fd = -1;
-    enum rs_result rc = listen_at(name, &a, &fd, err);
+    enum rs_result rc = params != NULL && params->mpi ? comm_mpi_open(&comm, err) : RS_OK;
     if (rc != RS_OK)
         return rc;
-    rc = engine_open(params, name, fd, -1, &e, err);
+    if (comm != NULL && comm->host != 0)
+        return follow_mpi(comm, params, err);
+    if ((rc = listen_at(name, &a, &fd, err)) != RS_OK) {
+        if (comm != NULL) /* the others wait to be called, not for an orderly end */
+            comm->failed = true;
+        comm_close(comm);
+        return rc;
+    }
+    rc = engine_open(params, name, fd, -1, comm, &e, err);
     if (rc == RS_OK) {
         if (ready_fd >= 0) {
             ssize_t n = write(ready_fd, "r", 1); /* if nobody reads it, nobody waits for it */

@@ -206,6 +206,7 @@ static void cpu_close(struct backend *b)
     cpu_pack_free(c);
     cpu_local_close(c);
     cpu_stand_in_close(c);
+    cpu_far_close(c);
     free(c->scratch);
     free(c->rank);
     free(c->rope_cos);
@@ -406,6 +407,8 @@ enum rs_result backend_cpu_open(const struct hparams *hp, const struct weights *
         rc = cpu_local_open(c, err);
     if (rc == RS_OK)
         rc = cpu_stand_in_open(c, err);
+    if (rc == RS_OK)
+        rc = cpu_far_open(c, err);
     if (rc == RS_OK)
         rc = cpu_reserve(&c->base, 256, err);
     if (rc != RS_OK) {

@@ -76,6 +76,8 @@ struct cpu {
     uint32_t stand_in_rows;
     atomic_uint *arrived;         /* [peers][16] */
     _Atomic(const struct patch_user *) failed; /* a hosted patch that failed in the step that runs: any worker sets it, exec_step takes it */
+    float **part;                 /* ranks on other hosts: [span->n_ranks] where the summands of each lie; NULL: all ranks are here */
+    float *far;                   /* [ranks elsewhere][max_rows][n_embd] */
     struct exec *exec;          /* the walker (exec.c): graphs, ticks */
 };
 
@@ -252,6 +254,10 @@ void cpu_pack_free(struct cpu *c);
 /* cpu_comm.c: memory of the stand-in for peers, if there are to be any. */
 enum rs_result cpu_stand_in_open(struct cpu *c, struct rs_error *err);
 void cpu_stand_in_close(struct cpu *c);
+
+/* The same for summands that come from other hosts. */
+enum rs_result cpu_far_open(struct cpu *c, struct rs_error *err);
+void cpu_far_close(struct cpu *c);
 
 /* Bytes of worker scratch that attention needs for sequences of n_keys. */
 size_t cpu_attn_scratch(const struct cpu *c, uint32_t n_keys, bool expanded);

@@ -1,21 +1,38 @@
 /* CPU: collectives. Rank r sums one part of the vector over all ranks and writes it to every rank, so each element is added once, in one order,
- * and every rank ends with the same bits. */
+ * and every rank ends with the same bits. Of ranks on other hosts the summands are fetched first, not sums of theirs: then the order, and with it the
+ * result, is the same to the bit however the ranks are dealt to hosts. */
 #include <math.h>
 #include <stdlib.h>
 #include <time.h>
 
+#include "engine/comm.h"
 #include "engine/cpu.h"
 #include "engine/error.h"
+#include "engine/now.h"
 #include "kernels/quant.h"
+
+/* The number of the first rank that is here, among all. */
+static uint32_t first_rank(const struct cpu *c)
+{
+    return c->lim.span != NULL ? c->lim.span->first[c->lim.span->comm->host] : 0;
+}
+
+static bool is_late(const struct cpu *c, const struct choice *ch)
+{
+    const int first = (int)first_rank(c);
+    return ch->delay_rank >= first && ch->delay_rank < first + (int)c->n_ranks;
+}
 
 static uint32_t allreduce_phases(const struct cpu *c, const struct op *op, const struct choice *ch, uint32_t bucket)
 {
     (void)op, (void)bucket;
+    if (c->lim.span != NULL) /* be late, fetch, add */
+        return is_late(c, ch) ? 3 : 2;
     if (c->n_ranks == 1 && c->lim.peers > 1)
         return ch->delay_rank == 0 ? 2 : 1;
     if (c->n_ranks == 1)
         return ch->delay_rank == 0 ? 1 : 0;
-    return ch->delay_rank >= 0 && (uint32_t)ch->delay_rank < c->n_ranks ? 2 : 1;
+    return is_late(c, ch) ? 2 : 1;
 }
 
 /* The patch delay=RANK:us: this rank is busy for so long before it arrives. Most of it is slept through, because other ranks share its core. */
@@ -37,7 +54,7 @@ static void be_late(float us)
 
 void cpu_delay(const struct cpu_call *k)
 {
-    if ((int)k->rank == k->choice->delay_rank && cpu_alone(k))
+    if ((int)(first_rank(k->c) + k->rank) == k->choice->delay_rank && cpu_alone(k))
         be_late(k->choice->delay_us);
 }
 
@@ -115,27 +132,81 @@ static void run_stand_in(const struct cpu_call *k)
     }
 }
 
+/* ---- ranks on other hosts ---- */
+
+enum rs_result cpu_far_open(struct cpu *c, struct rs_error *err)
+{
+    const struct backend_span *s = c->lim.span;
+    if (s == NULL)
+        return RS_OK;
+    const size_t each = (size_t)c->lim.max_rows * c->hp->n_embd;
+    const uint32_t first = first_rank(c);
+    c->part = calloc(s->n_ranks, sizeof *c->part);
+    c->far = cpu_big_alloc((s->n_ranks - c->n_ranks) * each * sizeof *c->far);
+    if (c->part == NULL || c->far == NULL)
+        return error_set(err, RS_ENOMEM, "out of memory for what %u ranks on other hosts send", s->n_ranks - c->n_ranks);
+    for (uint32_t r = 0, at = 0; r < s->n_ranks; r++)
+        c->part[r] = r >= first && r < first + c->n_ranks ? NULL : c->far + at++ * each;
+    c->bytes_buffers += (s->n_ranks - c->n_ranks) * each * sizeof *c->far / c->n_ranks;
+    return RS_OK;
+}
+
+void cpu_far_close(struct cpu *c)
+{
+    free(c->part);
+    free(c->far);
+}
+
+/* One worker alone: every host's summands to every other one. A failure stays in comm, and whoever runs the step sees it there. */
+static void fetch(const struct cpu_call *k)
+{
+    const struct cpu *c = k->c;
+    const struct backend_span *s = c->lim.span;
+    const uint32_t me = s->comm->host;
+    const size_t bytes = (size_t)k->b->n_rows * cpu_width(k, &k->op->in[0]) * sizeof(float);
+    struct comm_move m[2 * RS_MAX_RANKS];
+    uint32_t n = 0;
+    for (uint32_t h = 0; h < s->comm->n_hosts; h++) {
+        for (uint32_t r = 0; r < c->n_ranks && h != me; r++)
+            m[n++] = (struct comm_move){.host = h, .send = true, .data = c->rank[r].buf[k->op->in[0].buf], .bytes = bytes};
+        for (uint32_t r = s->first[h]; r < s->first[h + 1] && h != me; r++)
+            m[n++] = (struct comm_move){.host = h, .data = c->part[r], .bytes = bytes};
+    }
+    const uint64_t t0 = now_ns();
+    (void)comm_run(s->comm, m, n);
+    s->move_us[k->op->index] += (float)((double)(now_ns() - t0) / 1e3);
+}
+
 static void run_allreduce(const struct cpu_call *k)
 {
     const struct cpu *c = k->c;
-    if (c->n_ranks == 1 && c->lim.peers > 1 && k->phase + 1 == k->n_phases) {
+    const struct backend_span *s = c->lim.span;
+    if (s != NULL && k->phase + 2 == k->n_phases) {
+        if (k->rank == 0 && cpu_alone(k))
+            fetch(k);
+        return;
+    }
+    if (s == NULL && c->n_ranks == 1 && c->lim.peers > 1 && k->phase + 1 == k->n_phases) {
         run_stand_in(k);
         return;
     }
-    if (k->phase + 1 < k->n_phases || c->n_ranks == 1) {
+    const uint32_t first = first_rank(c), all = s != NULL ? s->n_ranks : c->n_ranks;
+    if (k->phase + 1 < k->n_phases || all == 1) {
         cpu_delay(k);
         return;
     }
     const float *src[RS_MAX_RANKS];
     float *dst[RS_MAX_RANKS];
+    for (uint32_t r = 0; r < all; r++)
+        src[r] = s != NULL ? c->part[r] : NULL;
     for (uint32_t r = 0; r < c->n_ranks; r++)
-        src[r] = dst[r] = c->rank[r].buf[k->op->in[0].buf];
+        src[first + r] = dst[r] = c->rank[r].buf[k->op->in[0].buf];
     size_t n = (size_t)k->b->n_rows * cpu_width(k, &k->op->in[0]), units = (n + 15) / 16;
     size_t a = units * k->rank / c->n_ranks, z = units * (k->rank + 1) / c->n_ranks; /* this rank's part */
     size_t from = (a + (z - a) * k->lo / k->of) * 16, to = (a + (z - a) * k->hi / k->of) * 16;
     to = to < n ? to : n;
     if (from < to)
-        c->vec->reduce(src, dst, c->n_ranks, c->n_ranks, from, to, k->choice->tree, k->choice->bf16);
+        c->vec->reduce(src, dst, all, c->n_ranks, from, to, k->choice->tree, k->choice->bf16);
 }
 
 const struct cpu_launch CPU_ALLREDUCE = {allreduce_phases, run_allreduce};

@@ -6,8 +6,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/comm.h"
 #include "engine/donor.h"
 #include "engine/error.h"
+#include "engine/hosts.h"
 #include "engine/msg.h"
 #include "engine/now.h"
 #include "engine/server.h"
@@ -30,11 +32,14 @@ static enum rs_result choose_isa(const char *name, enum krn_isa *out, struct rs_
     return error_set(err, RS_EUSAGE, "no instruction set '%.20s'; there are portable, avx2, avx512", name);
 }
 
-enum rs_result engine_open(const struct rs_local_params *params, const char *name, int listen_fd, int first, struct engine **out, struct rs_error *err)
+enum rs_result engine_open(const struct rs_local_params *params, const char *name, int listen_fd, int first, struct comm *comm, struct engine **out,
+                           struct rs_error *err)
 {
     struct engine *e = calloc(1, sizeof *e);
-    if (e == NULL)
+    if (e == NULL) {
+        comm_close(comm);
         return error_set(err, RS_ENOMEM, "out of memory for the engine");
+    }
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     snprintf(e->name, sizeof e->name, "%s", name);
     e->workers = params != NULL && params->workers != 0 ? params->workers : cores > 0 ? (unsigned)cores : 1;
@@ -45,6 +50,10 @@ enum rs_result engine_open(const struct rs_local_params *params, const char *nam
     enum rs_result rc = choose_isa(params != NULL ? params->isa : NULL, &e->isa, err);
     if (rc == RS_OK)
         rc = patch_open(&e->patches, err);
+    if (rc == RS_OK && (comm != NULL || (params != NULL && params->hosts != NULL)))
+        rc = hosts_open(params, comm, e->isa, &e->hosts, err);
+    else
+        comm_close(comm);
     if (rc == RS_OK)
         rc = pool_open(e->workers, &e->pool, err);
     if (rc == RS_OK)
@@ -110,6 +119,7 @@ void engine_close(struct engine *e)
     timing_close(e->timing);
     shadow_close(e);
     runtime_close(e->rt);
+    hosts_close(e->hosts);
     observe_close(e);
     brk_close(e);
     donor_close_all(e);
@@ -129,6 +139,8 @@ const struct snapshot_page *engine_page(const struct engine *e)
 
 void engine_run(struct engine *e)
 {
+    enum { HOSTS_POLL_MS = 500 }; /* an idle engine notices so soon that a host is gone */
+    struct rs_error err;
     while (!server_stopping(e->server)) {
         bool work = sched_build(e);
         if (work)
@@ -136,9 +148,13 @@ void engine_run(struct engine *e)
         else
             step_idle(e);
         stage_poll(e);
-        server_poll(e->server, work ? 0 : e->stage != NULL ? STAGE_POLL_MS : -1);
+        server_poll(e->server, work ? 0 : e->stage != NULL ? STAGE_POLL_MS : e->hosts != NULL ? HOSTS_POLL_MS : -1);
+        if (!work && e->hosts != NULL && hosts_look(e->hosts, &err) != RS_OK && e->dead[0] == '\0')
+            step_die(e, err.msg);
     }
     server_flush(e->server);
+    if (e->dead[0] != '\0') /* clients in the same process have no other way to see that it has ended */
+        server_hang_up(e->server);
 }
 
 bool engine_simulated(const struct engine *e)
@@ -192,7 +208,8 @@ enum rs_result engine_load(struct engine *e, struct model *m, const struct runti
     cfg.gpus = want->gpus;
     cfg.n_listed = want->n_listed;
     memcpy(cfg.device, want->device, sizeof cfg.device);
-    cfg.ranks = want->ranks != 0 ? want->ranks : cfg.ranks;
+    cfg.hosts = e->hosts;
+    cfg.ranks = want->ranks != 0 ? want->ranks : e->hosts != NULL ? hosts_count(e->hosts) : cfg.ranks;
     cfg.ctx = want->ctx != 0 ? want->ctx : cfg.ctx;
     cfg.max_seqs = want->max_seqs != 0 ? want->max_seqs : cfg.max_seqs;
     cfg.batch_tokens = want->batch_tokens != 0 ? want->batch_tokens : cfg.batch_tokens;

@@ -20,6 +20,9 @@
 #include "engine/loading.h"
 #include "engine/timing.h"
 
+struct comm;
+struct hosts;
+
 struct session {
     struct session *next;
     uint32_t id, stream; /* stream 0: none yet */
@@ -59,6 +62,7 @@ struct engine {
     struct pool *pool;
     const struct rs_patch_host *host; /* or NULL */
     struct server *server;
+    struct hosts *hosts;        /* whose processes run steps together with this one; NULL: none */
 
     struct model *model;        /* NULL: none open */
     struct runtime *rt;
@@ -103,8 +107,9 @@ struct engine {
     double rate_us, rate_tokens, rate;
 };
 
-/* listen_fd, first: see server.h. */
-enum rs_result engine_open(const struct rs_local_params *params, const char *name, int listen_fd, int first, struct engine **out, struct rs_error *err);
+/* listen_fd, first: see server.h. comm: of processes that an MPI launcher has started, taken over; or NULL. */
+enum rs_result engine_open(const struct rs_local_params *params, const char *name, int listen_fd, int first, struct comm *comm, struct engine **out,
+                           struct rs_error *err);
 void engine_close(struct engine *e);
 /* The control thread: serve and step until told to stop. */
 void engine_run(struct engine *e);
@@ -153,6 +158,8 @@ void sched_free_arrays(struct engine *e);
 void step_run(struct engine *e);
 void step_idle(struct engine *e); /* nothing runs: bring the snapshot up to date */
 void step_finish(struct engine *e, struct seq *s, enum seq_stop why);
+/* A device failed for good, or a host is gone. By NVIDIA's rule the process ends with the one, and by ours with the other; who is connected learns why. */
+void step_die(struct engine *e, const char *why);
 void step_cancel(struct engine *e, struct seq *s); /* now, or at the end of the step that is held */
 /* One step over e->batch. copies: single rows to be copied on the way (such steps run eager), or NULL. of_streams: breakpoints apply. */
 enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool of_streams, double *wall_us, struct rs_error *err);

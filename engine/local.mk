@@ -20,6 +20,10 @@ libengine_a_SOURCES = \
 	engine/capture.h \
 	engine/client.c \
 	engine/client.h \
+	engine/comm.c \
+	engine/comm.h \
+	engine/comm_mpi.c \
+	engine/comm_tcp.c \
 	engine/connect.c \
 	engine/connect.h \
 	engine/cpu.c \
@@ -47,6 +51,8 @@ libengine_a_SOURCES = \
 	engine/error.h \
 	engine/exec.c \
 	engine/exec.h \
+	engine/follow.c \
+	engine/follow.h \
 	engine/forward.c \
 	engine/gguf.c \
 	engine/gguf.h \
@@ -63,11 +69,15 @@ libengine_a_SOURCES = \
 	engine/hist.h \
 	engine/hparams.c \
 	engine/hparams.h \
+	engine/hosts.c \
+	engine/hosts.h \
 	engine/impl.h \
 	engine/known.c \
 	engine/known.h \
 	engine/kv.c \
 	engine/kv.h \
+	engine/link.c \
+	engine/link.h \
 	engine/loading.c \
 	engine/loading.h \
 	engine/model.c \
@@ -136,11 +146,15 @@ libengine_a_SOURCES = \
 	engine/shape.c \
 	engine/shape.h \
 	engine/shard.c \
+	engine/share.c \
+	engine/share.h \
 	engine/shard.h \
 	engine/shadow.c \
 	engine/shadow.h \
 	engine/snapshot.c \
 	engine/snapshot.h \
+	engine/span.c \
+	engine/span.h \
 	engine/spec.c \
 	engine/spec.h \
 	engine/stage.c \

@@ -45,6 +45,17 @@ static bool may_serve(const char *method)
     return strcmp(method, "submit") == 0 || strcmp(method, "cancel") == 0;
 }
 
+/* What looks into the memory of other hosts' ranks during a step, or brings code or weights that they do not have. */
+static bool needs_one_host(const char *method)
+{
+    static const char *const NAMES[] = {"probe.tap", "probe.watch", "break.add", "tensor.read", "tensor.write", "diff", "dump", "replay", "experts",
+                                        "lens", "cache.check", "patch.load", "patch.shadow", "weights.load"};
+    for (size_t i = 0; i < sizeof NAMES / sizeof NAMES[0]; i++)
+        if (strcmp(NAMES[i], method) == 0)
+            return true;
+    return false;
+}
+
 static enum rs_result carry_out(struct engine *e, struct msg *m, const char *text, size_t len, struct rs_error *err)
 {
     const char *nul = memchr(text, '\0', len);
@@ -58,6 +69,8 @@ static enum rs_result carry_out(struct engine *e, struct msg *m, const char *tex
         return error_set(err, RS_ESTATE, "%s: the engine is stopped (%s): continue first", method->name, e->brk.reason);
     if (method->control && !server_in_control(e->server, m->slot) && !(may_serve(method->name) && server_serves(e->server, m->slot)))
         return error_set(err, RS_ESTATE, "%s: another client is in control of this engine", method->name);
+    if (e->hosts != NULL && needs_one_host(method->name))
+        return error_set(err, RS_EUNSUPPORTED, "%s: not while ranks are on several hosts; open the model on one", method->name);
     size_t n = len - (size_t)(nul + 1 - text);
     json_error_t je;
     json_t *args = n == 0 ? json_object() : json_loadb(nul + 1, n, 0, &je);

@@ -54,6 +54,12 @@ struct rs_local_params {
     unsigned workers;    /* CPU worker threads; 0: one per core */
     const char *isa;     /* NULL: the best this CPU has; "portable", "avx2", "avx512" for tests and comparisons */
     const struct rs_patch_host *host; /* runs patches in another language; NULL: none. Constant */
+    /* "a,b": ranks are dealt to an engine process on each of these hosts. The first is this one, by an address that the others reach it at. NULL: one
+     * process. launch: the words that start a process on another host, in which {host} and {command} (or its {args} alone) are
+     * replaced; NULL: ssh, or srun in a Slurm job. */
+    const char *hosts, *launch;
+    unsigned host_timeout; /* seconds of silence after which a host is lost; 0: 15 */
+    bool mpi;              /* rs_engine_serve: an MPI launcher has started this process beside others, each of which is one of the hosts */
 };
 
 /* Start an engine inside this process (one-shot commands, tests). params may be NULL. The engine has no model yet: send "open".
@@ -67,6 +73,10 @@ enum rs_result rs_engine_connect(const char *name, struct rs_engine **out, struc
 /* Run an engine in the calling process, serving the socket of that name until it is told to stop ("rankscope engine"). Returns when stopped.
  * ready_fd, unless -1, receives one byte when the socket accepts connections, and is closed. */
 enum rs_result rs_engine_serve(const char *name, const struct rs_local_params *params, int ready_fd, struct rs_error *err);
+
+/* Be an engine process on another host: run steps for the first one, which listens at `at` ("INDEX@HOST:PORT"). Reads the secret that they share from
+ * standard input. Returns when the first one has gone or said so; a process of its own, since it may be stuck in a device then. */
+enum rs_result rs_engine_follow(const char *at, const struct rs_local_params *params, struct rs_error *err);
 
 /* Names of the engines that run for this user, as a JSON array of {"name","pid","socket","model","ranks","since"}; caller frees. */
 enum rs_result rs_engine_list(char **json, struct rs_error *err);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "engine/error.h"
+#include "engine/span.h"
 #ifdef HAVE_CUDA
 #include "engine/cuda_backend.h"
 #endif
@@ -34,24 +35,32 @@ static enum rs_result make_weights(struct runtime *rt, struct model *m, struct l
     return rc;
 }
 
+enum rs_result runtime_backend(struct model *m, const struct runtime_config *cfg, const struct shard_plan *shard, const struct program *main_prog,
+                               const struct program *nextn, const struct backend_limits *lim, struct pool *pool, enum krn_isa isa, struct backend **out,
+                               struct rs_error *err)
+{
+    if (cfg->backend != BACKEND_CUDA)
+        return backend_cpu_open(&m->hp, &m->w, shard, main_prog, nextn, lim, pool, isa, out, err);
+#ifdef HAVE_CUDA
+    struct cuda_config cc = {.n_gpus = cfg->gpus, .n_listed = cfg->n_listed, .fuse = true, .pdl = true};
+    for (uint32_t i = 0; i < cc.n_listed; i++)
+        cc.device[i] = cfg->device[i];
+    return backend_cuda_open(&m->hp, &m->w, shard, main_prog, nextn, lim, &cc, out, err);
+#else
+    return error_set(err, RS_EUNSUPPORTED, "this build has no CUDA: configure it --with-cuda");
+#endif
+}
+
 static enum rs_result open_backend(struct runtime *rt, struct model *m, const struct backend_limits *lim, struct pool *pool, enum krn_isa isa,
                                    struct rs_error *err)
 {
     const struct program *nextn = rt->has_nextn ? &rt->nextn : NULL;
-    if (rt->cfg.backend == BACKEND_CUDA) {
-#ifdef HAVE_CUDA
-        struct cuda_config cc = {.n_gpus = rt->cfg.gpus, .n_listed = rt->cfg.n_listed, .fuse = true, .pdl = true};
-        for (uint32_t i = 0; i < cc.n_listed; i++)
-            cc.device[i] = rt->cfg.device[i];
-        return backend_cuda_open(&m->hp, &m->w, &rt->shard, &rt->prog, nextn, lim, &cc, &rt->backend, err);
-#else
-        return error_set(err, RS_EUNSUPPORTED, "this build has no CUDA: configure it --with-cuda");
-#endif
-    }
-    enum rs_result rc = m->made_up ? make_weights(rt, m, lim->loading, pool, err) : RS_OK;
+    if (rt->cfg.hosts != NULL)
+        return span_open(m, &rt->cfg, &rt->prog, nextn, lim, pool, isa, &rt->backend, err);
+    enum rs_result rc = m->made_up && rt->cfg.backend == BACKEND_CPU ? make_weights(rt, m, lim->loading, pool, err) : RS_OK;
     if (rc != RS_OK)
         return rc;
-    return backend_cpu_open(&m->hp, &m->w, &rt->shard, &rt->prog, nextn, lim, pool, isa, &rt->backend, err);
+    return runtime_backend(m, &rt->cfg, &rt->shard, &rt->prog, nextn, lim, pool, isa, &rt->backend, err);
 }
 
 enum rs_result runtime_resolve(struct runtime *rt, const struct patch_table *patches, struct rs_error *err)
@@ -106,7 +115,7 @@ enum rs_result runtime_open(struct model *m, const struct runtime_config *cfg, c
     rt->cfg.loading = NULL;
     enum rs_result rc = shard_make(&m->hp, &m->w, m->slice_of != 0 ? m->slice_of : cfg->ranks, cfg->split, &rt->shard, err);
     if (rc == RS_OK && m->slice_of != 0)
-        shard_slice(&rt->shard, m->slice);
+        shard_block(&rt->shard, m->slice, m->slice + 1);
     if (rc == RS_OK)
         rc = plan_build(&m->hp, &m->w, &rt->shard, PLAN_MAIN, keys, &rt->prog, err);
     if (rc == RS_OK && rt->has_nextn)

@@ -8,6 +8,8 @@
 #include "engine/model.h"
 #include "engine/patch.h"
 
+struct hosts;
+
 enum { RUNTIME_MAX_GPUS = 8 };
 
 struct runtime_config {
@@ -20,6 +22,7 @@ struct runtime_config {
     enum krn_cache_type cache;
     uint32_t ctx;            /* tokens of cache in all sequences together */
     uint32_t max_seqs, batch_tokens, max_logits;
+    struct hosts *hosts;     /* that the ranks are dealt to; NULL: this process has all */
     struct loading *loading; /* while it opens, or NULL; not kept */
 };
 
@@ -40,6 +43,10 @@ struct runtime {
 /* May make a made-up model's weights, hence no const. */
 enum rs_result runtime_open(struct model *m, const struct runtime_config *cfg, const struct patch_table *patches, struct pool *pool,
                             enum krn_isa isa, struct runtime **out, struct rs_error *err);
+/* A backend in this process for a plan and its programs. */
+enum rs_result runtime_backend(struct model *m, const struct runtime_config *cfg, const struct shard_plan *shard, const struct program *main_prog,
+                               const struct program *nextn, const struct backend_limits *lim, struct pool *pool, enum krn_isa isa, struct backend **out,
+                               struct rs_error *err);
 /* The implementations that a backend has. */
 const struct op_impl *runtime_impls(enum backend_kind backend, size_t *n);
 

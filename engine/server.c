@@ -380,6 +380,13 @@ bool server_take_control(struct server *s, int slot, bool take)
     return s->control == slot;
 }
 
+void server_hang_up(struct server *s)
+{
+    for (int i = 0; i < SERVER_MAX_CLIENTS; i++)
+        if (s->c[i].fd >= 0)
+            shutdown(s->c[i].fd, SHUT_RDWR);
+}
+
 void server_stop(struct server *s)
 {
     s->stopping = true;

@@ -47,6 +47,8 @@ bool server_in_control(const struct server *s, int slot);
 /* Make slot the client in control if it asks and nobody is, or if `take`. Returns whether it is now. */
 bool server_take_control(struct server *s, int slot, bool take);
 void server_stop(struct server *s);
+/* Every client reads what was sent and then that the engine is gone. */
+void server_hang_up(struct server *s);
 bool server_stopping(const struct server *s);
 
 #endif

@@ -96,10 +96,13 @@ void shard_free(struct shard_plan *p)
     memset(p, 0, sizeof *p);
 }
 
-void shard_slice(struct shard_plan *p, uint32_t rank)
+void shard_block(struct shard_plan *p, uint32_t from, uint32_t to)
 {
+    const uint32_t n = to - from;
     for (uint32_t i = 0; i < p->n_layers; i++)
-        p->layer[i] = p->layer[(size_t)i * p->n_ranks + rank]; /* reads ahead of what it writes */
-    p->vocab[0] = p->vocab[rank];
-    p->n_ranks = 1;
+        for (uint32_t r = 0; r < n; r++)
+            p->layer[(size_t)i * n + r] = p->layer[(size_t)i * p->n_ranks + from + r]; /* reads ahead of what it writes */
+    for (uint32_t r = 0; r < n; r++)
+        p->vocab[r] = p->vocab[from + r];
+    p->n_ranks = n;
 }

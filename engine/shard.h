@@ -37,8 +37,8 @@ enum rs_result shard_make(const struct hparams *hp, const struct weights *w, uin
                           struct rs_error *err);
 void shard_free(struct shard_plan *p);
 
-/* Keep one rank's part alone: the plan of a program that runs as one rank of several which are not there. */
-void shard_slice(struct shard_plan *p, uint32_t rank);
+/* Keep the parts of ranks [from, to) alone, as ranks 0, 1 ...: the plan of a program that runs as some of several, the others being elsewhere. */
+void shard_block(struct shard_plan *p, uint32_t from, uint32_t to);
 
 static inline const struct shard_layer *shard_of(const struct shard_plan *p, uint32_t layer, uint32_t rank)
 {

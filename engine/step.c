@@ -538,8 +538,7 @@ static void count_work(struct engine *e, double us)
         *(e->batch.segs[g].kind == BATCH_GENERATED ? &c->decode_rows : &c->prompt_rows) += e->batch.segs[g].n_rows;
 }
 
-/* A device failed for good. By NVIDIA's rule the process ends with it; who is connected learns why. */
-static void die(struct engine *e, const char *why)
+void step_die(struct engine *e, const char *why)
 {
     engine_log(e, "error", "%s", why);
     snprintf(e->dead, sizeof e->dead, "%s", why);
@@ -559,7 +558,7 @@ void step_run(struct engine *e)
         }
         cancel_held(e);
         if (e->rt->backend->ops->dead != NULL && e->rt->backend->ops->dead(e->rt->backend))
-            die(e, err.msg);
+            step_die(e, err.msg);
         return;
     }
     guard_enter();

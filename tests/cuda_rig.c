@@ -68,7 +68,7 @@ enum rs_result rig_open(const struct rig_config *cfg, struct rig *r, struct rs_e
     if (rc == RS_OK)
         rc = shard_make(&r->hp, &r->w, cfg->ranks, SHARD_AUTO, &r->shard, err);
     if (rc == RS_OK && cfg->only_rank >= 0)
-        shard_slice(&r->shard, (uint32_t)cfg->only_rank);
+        shard_block(&r->shard, (uint32_t)cfg->only_rank, (uint32_t)cfg->only_rank + 1);
     if (rc == RS_OK)
         rc = plan_build(&r->hp, &r->w, &r->shard, PLAN_MAIN, keys, &r->prog, err);
     if (rc == RS_OK)

@@ -274,6 +274,12 @@ enum rs_result rs_engine_serve(const char *name, const struct rs_local_params *p
     return error_set(err, RS_EUNSUPPORTED, "the fake engine serves nobody (%s)", name);
 }
 
+enum rs_result rs_engine_follow(const char *at, const struct rs_local_params *params, struct rs_error *err)
+{
+    (void)params;
+    return error_set(err, RS_EUNSUPPORTED, "the fake engine follows nobody (%s)", at);
+}
+
 enum rs_result rs_stage_cuda(const char *file, const char *include, const char *folder, double *worst, struct rs_error *err)
 {
     (void)file, (void)include, (void)folder, (void)worst;

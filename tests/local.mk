@@ -14,6 +14,7 @@ c_tests = \
 	tests/health_test \
 	tests/invariance_test \
 	tests/kv_test \
+	tests/hosts_test \
 	tests/look_test \
 	tests/kill_test \
 	tests/load_watch_test \
@@ -86,6 +87,7 @@ tests_golden_test_SOURCES = tests/golden_test.c $(engine_client)
 tests_make_test_SOURCES = tests/make_test.c $(engine_client)
 tests_soak_test_SOURCES = tests/soak_test.c $(engine_client)
 tests_spec_test_SOURCES = tests/spec_test.c $(engine_client)
+tests_hosts_test_SOURCES = tests/hosts_test.c $(engine_client)
 tests_kill_test_SOURCES = tests/kill_test.c $(engine_client)
 tests_alloc_test_SOURCES = tests/alloc_test.c $(engine_client)
 tests_alloc_test_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=aligned_alloc,--wrap=strdup,--wrap=vasprintf,--wrap=free
