@@ -1,5 +1,5 @@
--- bench_probes.lua ROUNDS TOKENS: decode speed of the engines "with" and "without", in turns: a line "MODE WITH WITHOUT" for every round.
--- scripts/bench-probes starts them and reads this.
+-- bench_probes.lua ROUNDS TOKENS FIRST: decode speed of the engines "with" and "without", in turns: a line "MODE WITH WITHOUT" for every round. FIRST opens
+-- its model first. scripts/bench-probes starts them and reads this.
 local rounds, tokens = tonumber(arg[1]), tonumber(arg[2])
 
 local now -- the one that is connected
@@ -30,7 +30,7 @@ local function speed(name, mode, n)
   return 1e6 / gaps[#gaps // 2 + 1]
 end
 
-for _, name in ipairs{"with", "without"} do
+for _, name in ipairs(arg[3] == "without" and {"without", "with"} or {"with", "without"}) do
   reach(name)
   rs.model.open{ranks = 1}
   for _, mode in ipairs{"graph", "eager"} do speed(name, mode, tokens) end

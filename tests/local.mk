@@ -67,7 +67,7 @@ test_helpers = \
 	tests/rankscope-fake
 
 # Speed of the CPU matmul: make bench-kernels
-EXTRA_PROGRAMS += tests/matmul_bench tests/step_bench tests/rankscope-bare tests/transport_bench tests/tui_record
+EXTRA_PROGRAMS += tests/matmul_bench tests/step_bench tests/rankscope-bare tests/rankscope-twin tests/transport_bench tests/tui_record
 bench-kernels: tests/matmul_bench
 	tests/matmul_bench
 .PHONY: bench-kernels
@@ -117,6 +117,10 @@ tests_weights_test_SOURCES = tests/weights_test.c $(talk)
 tests_rankscope_bare_SOURCES = console/main.c engine/exec.c engine/step.c
 tests_rankscope_bare_CPPFLAGS = $(AM_CPPFLAGS) -DRS_NO_PROBES
 tests_rankscope_bare_LDADD = $(rankscope_LDADD)
+# And with them, linked in the same order: where code comes to lie is worth more than what is looked for.
+tests_rankscope_twin_SOURCES = $(tests_rankscope_bare_SOURCES)
+tests_rankscope_twin_CPPFLAGS = $(AM_CPPFLAGS)
+tests_rankscope_twin_LDADD = $(rankscope_LDADD)
 tests_shadow_test_SOURCES = tests/shadow_test.c $(talk)
 tests_shadow_test_LDADD = $(hosting)
 tests_stage_test_SOURCES = tests/stage_test.c $(talk)
