@@ -172,7 +172,7 @@ void chat_token(struct con *con, const struct rs_event *ev)
 {
     if (!con->answer.running || ev->id != con->answer.stream)
         return;
-    con->answer.tokens++;
+    con->answer.tokens += ev->token >= 0;
     add_text(con, ev->text, ev->text_len, ev->flags & RS_TOKEN_THINKING);
 }
 

@@ -73,7 +73,9 @@ function rs.connect(name)
 end
 
 --- Call fn(event) for every event of a type ("token", "done", "state", "stopped", "log", ...) that a wait comes across. It runs as a task of its own: it may
---- wait, and then goes on beside who waited first.
+--- wait, and then goes on beside who waited first. Events have type, id (the stream's) and time_us; tokens have token (-1: text without one), text and
+--- thinking, the others data: what docs/protocol.md says of them (done: event.data.stop). In the console nobody waits while you chat; a task that does so is
+--- rs.spawn(function() while true do rs.next_event() end end).
 ---@param kind string
 ---@param fn fun(event: table)
 ---> local n = 0; rs.on("token", function() n = n + 1 end); rs.ask("Hello", {max_tokens = 4}); print(n)
@@ -655,7 +657,9 @@ function rs.panel.add(name, opts)
   if panels[name] then panels[name]:cancel() end
   panels[name] = o.fn and rs.spawn(function()
     while true do
-      core.panel_text(name, tostring(o.fn()))
+      local good, text = pcall(o.fn)
+      core.panel_text(name, good and tostring(text) or "error: " .. tostring(text))
+      if not good then error(text, 0) end
       core.sleep(math.max(0.1, o.every_s or 1))
     end
   end) or nil

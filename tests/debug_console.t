@@ -96,6 +96,10 @@ says "file order does not" "the first is blk.0.attn.qkv_a"
 says "replay clears the healthy model" "0 of 266 outputs do not agree"
 says "and names the op" "it reads blk.0.attn_q_a.weight, blk.0.attn_kv_a_mqa.weight"
 
+out=$("$abs_builddir/rankscope" -e 'rs.model.open{ranks = 2} rs.brk.add("blk.1.ffn.router") local s = rs.submit{prompt = "Hello", max_tokens = 1} rs.brk.wait(10)
+    print(rs.tensor.read("blk.1.attn.allreduce").shape[2], rs.where().step) rs.brk.del() rs.continue() rs.wait{s}' 2>&1)
+tap_eq "a tensor of the very first step can be read" "$out" "256	1"
+
 refuses "/continue without a stop" /continue "the engine is not stopped"
 refuses "/step 0" "/step 0" "usage: /step [N]"
 refuses "/watch without a condition" "/watch blk.0" "usage: /watch"

@@ -179,11 +179,14 @@ tap_ok "while others run" sh -c 'sed -n "/^42/,/^slept/p" "$1" | grep -q "beside
 cat >"$XDG_CONFIG_HOME/rankscope/init.lua" <<'X'
 rs.key.map("F5", function() print("F5 says " .. tostring(6 * 7)) end, {help = "say something"})
 rs.key.map("F6", "/seed 7")
+rs.panel.add("broken", {fn = function() error("no figures") end})
+rs.on("done", function(e) print("it is done: " .. e.data.stop) end)
+rs.spawn(function() while true do rs.next_event() end end)
 local n = 0
 rs.panel.add("mine", {title = "Mine", every_s = 0.1, fn = function() n = n + 1 rs.sleep(0.01) return "line of the script\nasked " .. (n > 1 and "again" or "once") end})
 X
 : >"$TEST_SCRATCH/script"
-printf 'key F5\nwait 100\nkey F6\nwait 100\ntext /layout chat/mine\nkey Enter\nwait 500\nwait 500\nsave-screen %s\n' "$TEST_SCRATCH/screen" >"$TEST_SCRATCH/keys"
+printf 'key F5\nwait 100\nkey F6\nwait 100\ntext Hello\nkey Enter\nwait-idle\nwait 300\ntext /layout chat*2/mine/broken\nkey Enter\nwait 500\nwait 500\nsave-screen %s\n' "$TEST_SCRATCH/screen" >"$TEST_SCRATCH/keys"
 RANKSCOPE_FAKE=$TEST_SCRATCH/script "$abs_builddir/tests/rankscope-fake" --no-think --screen 100x30 --keys "$TEST_SCRATCH/keys" >"$TEST_SCRATCH/out" 2>&1
 tap_ok "the screen ends in order" test $? = 0
 seen() { tap_ok "$1" sh -c 'grep -qF -- "$2" "$1" || { cat "$1"; false; }' - "$TEST_SCRATCH/screen" "$2"; }
@@ -192,6 +195,8 @@ seen "a key types a command" "seed: "
 seen "a panel with a title" "Mine"
 seen "and a script's text" "line of the script"
 seen "which is renewed" "asked again"
+seen "one that fails says why" "no figures"
+seen "a handler hears of an answer of the console" "it is done: eos"
 rm "$XDG_CONFIG_HOME/rankscope/init.lua"
 
 # What panels ask while a script reads from the same engine reaches them: they go on afterwards.

@@ -96,7 +96,9 @@ function rs.call(method, args, timeout_s) end
 function rs.connect(name) end
 
 ---Call fn(event) for every event of a type ("token", "done", "state", "stopped", "log", ...) that a wait comes across. It runs as a task of its own: it may
----wait, and then goes on beside who waited first.
+---wait, and then goes on beside who waited first. Events have type, id (the stream's) and time_us; tokens have token (-1: text without one), text and
+---thinking, the others data: what docs/protocol.md says of them (done: event.data.stop). In the console nobody waits while you chat; a task that does so is
+---rs.spawn(function() while true do rs.next_event() end end).
 ---@param kind string
 ---@param fn fun(event: table)
 function rs.on(kind, fn) end
