@@ -82,8 +82,12 @@ static enum rs_result run(struct bench *b, long n, long gen, struct rs_error *er
     *a = (struct con_answer){.stream = (uint32_t)js_int(reply, "stream", 0), .running = true, .raw = true};
     json_decref(reply);
     r = wait_done(b->con, err);
-    if (r == RS_OK && js_int(a->done, "tokens", 0) != gen)
-        r = fail_set(err, RS_ESTATE, "%ld tokens do not fit: the context ended after %lld", n + gen, (long long)js_int(a->done, "tokens", 0));
+    const long long got = (long long)js_int(a->done, "tokens", 0);
+    const char *stop = js_str(a->done, "stop", "nothing said why");
+    if (r == RS_OK && got != gen && strcmp(stop, "length") == 0)
+        r = fail_set(err, RS_ESTATE, "%ld tokens do not fit: the context ended after %lld", n + gen, got);
+    else if (r == RS_OK && got != gen)
+        r = fail_set(err, RS_EENGINE, "the answer ended after %lld of %ld tokens (%s)", got, gen, stop);
     return r;
 }
 
