@@ -48,6 +48,7 @@ struct backend_step {
     const struct probe_set *probes; /* armed observers, or NULL */
     uint64_t generation;            /* of choices and probes: part of the graph key */
     bool graph, graph_guard, fast;
+    bool whole; /* buffers are read after the step: they must hold all its rows */
     /* Eager only, NULL for none: called on the control thread before and after every op, and may keep it for as long as it likes. */
     void (*hook)(void *arg, const struct op *op, bool after);
     void *hook_arg;

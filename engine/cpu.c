@@ -179,6 +179,28 @@ static bool fill_rope(struct cpu *c)
     return true;
 }
 
+/* What the rows of so many more lie in does not stay in the processor's caches from one op to the next. */
+enum { PIECE_ROWS = 512 };
+
+static bool alloc_piece(struct cpu *c)
+{
+    struct batch *p = &c->piece;
+    if (c->lim.max_rows <= PIECE_ROWS)
+        return true;
+    p->cap = p->cap_segs = p->cap_logits = PIECE_ROWS;
+    p->seg = calloc(PIECE_ROWS, sizeof *p->seg);
+    p->segs = calloc(PIECE_ROWS, sizeof *p->segs);
+    p->logit_row = calloc(PIECE_ROWS, sizeof *p->logit_row);
+    return p->seg != NULL && p->segs != NULL && p->logit_row != NULL;
+}
+
+static void free_piece(struct cpu *c)
+{
+    free(c->piece.seg);
+    free(c->piece.segs);
+    free(c->piece.logit_row);
+}
+
 static void cpu_close(struct backend *b)
 {
     struct cpu *c = (struct cpu *)b;
@@ -203,6 +225,7 @@ static void cpu_close(struct backend *b)
     }
     for (uint32_t w = 0; w < c->n_workers && c->scratch != NULL; w++)
         free(c->scratch[w]);
+    free_piece(c);
     cpu_pack_free(c);
     cpu_local_close(c);
     cpu_stand_in_close(c);
@@ -214,10 +237,64 @@ static void cpu_close(struct backend *b)
     free(c);
 }
 
+/* ---- steps ------------------------------------------------------------------------------------------------------------------------------- */
+
+/* Rows [from, to) of b, whose first wanted row is the `wanted`th. */
+static void cut_piece(struct batch *p, const struct batch *b, uint32_t from, uint32_t to, uint32_t wanted)
+{
+    p->token = b->token + from;
+    p->pos = b->pos + from;
+    p->n_rows = to - from;
+    p->n_segs = p->n_logits = 0;
+    p->max_keys = b->max_keys;
+    for (p->bucket = 1; p->bucket < p->n_rows; p->bucket *= 2)
+        ;
+    for (uint32_t i = from; i < to; p->n_segs++) {
+        struct batch_seg *g = &p->segs[p->n_segs];
+        *g = b->segs[b->seg[i]];
+        const uint32_t end = g->row0 + g->n_rows < to ? g->row0 + g->n_rows : to;
+        g->pos0 += i - g->row0;
+        g->row0 = i - from;
+        g->n_rows = end - i;
+        for (; i < end; i++)
+            p->seg[i - from] = (int32_t)p->n_segs;
+    }
+    for (; wanted < b->n_logits && (uint32_t)b->logit_row[wanted] < to; wanted++)
+        p->logit_row[p->n_logits++] = b->logit_row[wanted] - (int32_t)from;
+}
+
+static void move_logits(struct cpu *c, ptrdiff_t rows)
+{
+    for (uint32_t r = 0; r < c->n_ranks; r++)
+        c->rank[r].buf[BUF_FULL] += rows * (ptrdiff_t)c->hp->vocab;
+}
+
+/* One piece through all ops, then the next: a row needs others only for the keys of its own sequence's earlier rows, which are there by then. */
+static enum rs_result step_pieces(struct cpu *c, const struct backend_step *s, struct rs_error *err)
+{
+    struct backend_step part = *s;
+    enum rs_result rc = RS_OK;
+    uint32_t wanted = 0;
+    part.batch = &c->piece;
+    for (uint32_t at = 0; at < s->batch->n_rows && rc == RS_OK; at += PIECE_ROWS) {
+        const uint32_t left = s->batch->n_rows - at;
+        cut_piece(&c->piece, s->batch, at, at + (left < PIECE_ROWS ? left : PIECE_ROWS), wanted);
+        move_logits(c, wanted);
+        rc = exec_step(c->exec, &part, at != 0, err);
+        move_logits(c, -(ptrdiff_t)wanted);
+        wanted += c->piece.n_logits;
+    }
+    return rc;
+}
+
 static enum rs_result cpu_step(struct backend *b, const struct backend_step *s, struct rs_error *err)
 {
-    return exec_step(((struct cpu *)b)->exec, s, err);
+    struct cpu *c = (struct cpu *)b;
+    const bool elsewhere = c->part != NULL; /* ranks on other hosts cut nothing either */
+    const bool whole = s->whole || s->probes != NULL || s->hook != NULL || s->prog != c->prog[0] || elsewhere;
+    return whole || s->batch->n_rows <= PIECE_ROWS ? exec_step(c->exec, s, false, err) : step_pieces(c, s, err);
 }
+
 
 static enum rs_result cpu_reserve(struct backend *b, uint32_t n_keys, struct rs_error *err)
 {
@@ -392,7 +469,7 @@ enum rs_result backend_cpu_open(const struct hparams *hp, const struct weights *
     c->ik_row_bytes = hp->index_heads != 0 ? hp->index_dim * krn_cache_elem_bytes(lim->cache) : 0;
     c->rank = calloc(c->n_ranks, sizeof *c->rank);
     c->scratch = calloc(c->n_workers, sizeof *c->scratch);
-    bool ok = c->rank != NULL && c->scratch != NULL && c->mm != NULL && c->vec != NULL && fill_rope(c);
+    bool ok = c->rank != NULL && c->scratch != NULL && c->mm != NULL && c->vec != NULL && fill_rope(c) && alloc_piece(c);
     size_t q8 = ok ? shared_q8_bytes(c) : 0;
     for (uint32_t r = 0; r < c->n_ranks && ok; r++)
         ok = alloc_rank(c, r, q8);

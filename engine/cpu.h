@@ -78,6 +78,7 @@ struct cpu {
     _Atomic(const struct patch_user *) failed; /* a hosted patch that failed in the step that runs: any worker sets it, exec_step takes it */
     float **part;                 /* ranks on other hosts: [span->n_ranks] where the summands of each lie; NULL: all ranks are here */
     float *far;                   /* [ranks elsewhere][max_rows][n_embd] */
+    struct batch piece;           /* rows of a step that is taken in pieces */
     struct exec *exec;          /* the walker (exec.c): graphs, ticks */
 };
 

@@ -349,7 +349,7 @@ static struct pace *pace_of(struct exec *x, const struct backend_step *s)
     return &x->pace[s->prog != x->c->prog[0]][s->graph][log];
 }
 
-enum rs_result exec_step(struct exec *x, const struct backend_step *s, struct rs_error *err)
+enum rs_result exec_step(struct exec *x, const struct backend_step *s, bool more, struct rs_error *err)
 {
     struct exec_graph *g = NULL;
     struct pace *pace = pace_of(x, s);
@@ -363,7 +363,7 @@ enum rs_result exec_step(struct exec *x, const struct backend_step *s, struct rs
         if (rc != RS_OK)
             return rc;
     }
-    for (uint32_t w = 0; w < x->c->n_workers; w++)
+    for (uint32_t w = 0; w < x->c->n_workers && !more; w++)
         memset(x->ticks + (size_t)w * x->cap_ops * x->c->n_ranks, 0, (size_t)x->n_ops * x->c->n_ranks * sizeof *x->ticks);
     guard_enter();
     const double waited = pool_waited_us(x->c->pool);

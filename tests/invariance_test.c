@@ -13,7 +13,7 @@
 #include "engine/runtime.h"
 #include "tests/tap.h"
 
-enum { CAP = 256, BLOCKS = 16 };
+enum { CAP = 1024, BLOCKS = 16 };
 
 /* This test decides how many threads carry the workers: these stand in for engine/pace.c. */
 static unsigned s_threads;
@@ -159,6 +159,28 @@ static void together(struct rig *g, float *prompt, float *gen)
     keep(g, 4, gen);
 }
 
+/* The same in steps of so many rows that they are taken in pieces: the prompt lies across a border, the generated row behind it. */
+static void crowded(struct rig *g, float *prompt, float *gen)
+{
+    clear(g);
+    for (int s = 1; s <= 10; s++)
+        add(g, s, 0, 49, BATCH_PROMPT, s % 3 == 0);
+    add(g, 0, 0, 45, BATCH_PROMPT, true);
+    for (int s = 11; s <= 15; s++)
+        add(g, s, 0, 30, BATCH_PROMPT, true);
+    run(g, true);
+    keep(g, 3, prompt);
+    for (uint32_t i = 0; i < 3; i++) {
+        clear(g);
+        for (int s = 1; s <= 11; s++)
+            add(g, s, 0, 50, BATCH_PROMPT, s % 5 == 0);
+        add(g, 0, 45 + i, 1, BATCH_GENERATED, true);
+        add(g, 15, 30 + i, 1, BATCH_GENERATED, true);
+        run(g, i % 2 == 0);
+    }
+    keep(g, 2, gen);
+}
+
 static void check(uint32_t ranks)
 {
     static struct rig g, h;
@@ -179,6 +201,8 @@ static void check(uint32_t ranks)
     together(&g, x, y);
     tap_ok(memcmp(x, prompt, bytes) == 0, "%u ranks: a prompt among 8 others", ranks);
     tap_ok(memcmp(y, gen, bytes) == 0, "%u ranks: a generated row among others and a prompt", ranks);
+    crowded(&g, x, y);
+    tap_ok(memcmp(x, prompt, bytes) == 0 && memcmp(y, gen, bytes) == 0, "%u ranks: both in steps of more than 512 rows", ranks);
     for (s_late = 0; s_late < 3; s_late++) {
         together(&h, x, y);
         tap_ok(memcmp(x, prompt, bytes) == 0 && memcmp(y, gen, bytes) == 0, "%u ranks: both with 3 workers of which worker %d is late", ranks, s_late);
