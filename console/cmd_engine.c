@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -30,6 +31,7 @@ static const struct opt s_options[] = {
      .min = 3,
      .max = 1e6,
      .help = "write a byte to this descriptor once clients can connect"},
+    {.name = "ready-file", .type = OPT_STRING, .arg = "FIFO", .help = "the same through a FIFO, which a launcher cannot lose"},
     {0},
 };
 
@@ -78,7 +80,10 @@ static enum exit_status exec_engine(const struct cmd_entry *self, const struct o
         return cmd_fail(self, &err);
     }
     pthread_detach(watcher);
-    if (rs_engine_serve(name, &params, (int)opt_int(v, "ready-fd", -1), &err) != RS_OK)
+    int ready = (int)opt_int(v, "ready-fd", -1);
+    if (opt_set(v, "ready-file")) /* not there on another host, where nobody waits */
+        ready = open(opt_string(v, "ready-file", ""), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    if (rs_engine_serve(name, &params, ready, &err) != RS_OK)
         return cmd_fail(self, &err);
     return EXIT_OK;
 }

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,7 +19,7 @@
 
 #define MAX_NAMES 100
 #define STOP_MS 10000
-#define MAX_ARGS 20
+#define MAX_ARGS 64
 #define STOP_STEP_MS 5
 
 bool daemon_name_ok(const char *name)
@@ -65,7 +66,7 @@ static enum rs_result free_name(char name[DAEMON_NAME_MAX], struct rs_error *err
 
 /* In the grandchild: become the engine. Only async-signal-safe calls and those that are safe in a process of one thread: the console has
  * no other thread while it starts an engine. */
-static _Noreturn void become_engine(const char *const argv[], int log)
+static _Noreturn void become_engine(const char *const argv[], int log, bool job)
 {
     char self[4096];
     int null = open("/dev/null", O_RDWR);
@@ -73,6 +74,11 @@ static _Noreturn void become_engine(const char *const argv[], int log)
         dup2(null, STDIN_FILENO);
         dup2(null, STDOUT_FILENO);
         dup2(log >= 0 ? log : null, STDERR_FILENO);
+    }
+    if (job) {
+        execvp(argv[0], (char *const *)argv);
+        fprintf(stderr, "%s: %s\n", argv[0], strerror(errno));
+        _exit(127);
     }
     /* By its real path, so that process lists show a name; if that is gone (an update), what runs now is still to be had. */
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -86,7 +92,7 @@ static _Noreturn void become_engine(const char *const argv[], int log)
 }
 
 /* Two forks: the engine becomes a child of init at once, so that nobody has to wait for it. It writes a byte to ready when it is up. */
-static enum rs_result launch(const char *const argv[], int log, int ready, struct rs_error *err)
+static enum rs_result launch(const char *const argv[], int log, int ready, bool job, struct rs_error *err)
 {
     pid_t pid = fork();
     if (pid < 0)
@@ -98,7 +104,7 @@ static enum rs_result launch(const char *const argv[], int log, int ready, struc
         sig_child();
         if (fcntl(ready, F_SETFD, 0) != 0)
             _exit(127);
-        become_engine(argv, log);
+        become_engine(argv, log, job);
     }
     while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
         ;
@@ -125,18 +131,24 @@ static char *last_line(const char *path)
     return last;
 }
 
-/* Wait for the byte that says that the engine is up. */
-static enum rs_result wait_ready(struct con *con, int fd, const char *log, struct rs_error *err)
+/* Wait for the byte that says that the engine is up. fifo: where it comes, and fd only closes when the launcher ends; -1: it comes from fd. */
+static enum rs_result wait_ready(struct con *con, int fd, int fifo, const char *log, struct rs_error *err)
 {
     for (;;) {
-        struct pollfd p[2] = {{.fd = fd, .events = POLLIN}, {.fd = sig_fd(), .events = POLLIN}};
-        if (poll(p, 2, -1) < 0)
+        struct pollfd p[3] = {{.fd = fd, .events = POLLIN}, {.fd = sig_fd(), .events = POLLIN}, {.fd = fifo, .events = POLLIN}};
+        char up;
+        if (poll(p, 3, -1) < 0)
             continue;
+        if (fifo >= 0 && (p[2].revents & POLLIN) && read(fifo, &up, 1) == 1)
+            return RS_OK;
         /* con has no engine yet, so this looks at the signals alone. */
         if (p[1].revents != 0 && con->wait(con, con->wait_ctx, 0) & (CON_WAKE_INTERRUPT | CON_WAKE_END))
             return fail_set(err, RS_ECANCELLED, "interrupted");
-        if (p[0].revents == 0)
+        if (p[0].revents == 0) {
+            if (p[2].revents != 0) /* a process opened it and ended; its launcher follows */
+                poll(NULL, 0, STOP_STEP_MS);
             continue;
+        }
         char byte;
         if (read(fd, &byte, 1) == 1)
             return RS_OK;
@@ -147,15 +159,21 @@ static enum rs_result wait_ready(struct con *con, int fd, const char *log, struc
     }
 }
 
-/* The arguments of `rankscope engine`; the numbers are written into the buffers. */
-static void make_args(const struct rs_local_params *params, const char *name, const char ready[16], char numbers[2][16], const char *argv[MAX_ARGS])
+bool daemon_is_job(const char *launch)
 {
+    return launch != NULL && strstr(launch, "{host}") == NULL;
+}
+
+/* The arguments of `rankscope engine`; the numbers are written into the buffers. ready: a descriptor, or the path of a FIFO for a job. */
+static void make_args(const struct rs_local_params *params, const char *name, const char *ready, char numbers[2][16], const char *argv[MAX_ARGS])
+{
+    const bool job = params != NULL && daemon_is_job(params->launch);
     size_t n = 0;
     argv[n++] = "rankscope";
     argv[n++] = "engine";
     argv[n++] = "--name";
     argv[n++] = name;
-    argv[n++] = "--ready-fd";
+    argv[n++] = job ? "--ready-file" : "--ready-fd";
     argv[n++] = ready;
     if (params != NULL && params->workers > 0) {
         snprintf(numbers[0], 16, "%u", params->workers);
@@ -166,11 +184,11 @@ static void make_args(const struct rs_local_params *params, const char *name, co
         argv[n++] = "--isa";
         argv[n++] = params->isa;
     }
-    if (params != NULL && params->hosts != NULL) {
+    if (params != NULL && params->hosts != NULL && !job) {
         argv[n++] = "--hosts";
         argv[n++] = params->hosts;
     }
-    if (params != NULL && params->launch != NULL) {
+    if (params != NULL && params->launch != NULL && !job) {
         argv[n++] = "--launch";
         argv[n++] = params->launch;
     }
@@ -179,7 +197,85 @@ static void make_args(const struct rs_local_params *params, const char *name, co
         argv[n++] = "--host-timeout";
         argv[n++] = numbers[1];
     }
+    if (job)
+        argv[n++] = "--mpi";
     argv[n] = NULL;
+}
+
+/* The words of a launcher, with the command in place of {command} or at the end. words, a copy of the launcher's, is cut up,
+ * and argv points into it. */
+static bool make_job(char *words, const char *self, const char *const args[], const char *argv[MAX_ARGS])
+{
+    size_t n = 0;
+    bool placed = false;
+    for (char *save, *word = strtok_r(words, " \t", &save); word != NULL || !placed; word = word != NULL ? strtok_r(NULL, " \t", &save) : NULL) {
+        if (word != NULL && strcmp(word, "{command}") != 0) {
+            if (n + 1 >= MAX_ARGS)
+                return false;
+            argv[n++] = word;
+            continue;
+        }
+        for (size_t i = 0; args[i] != NULL; i++) {
+            if (n + 1 >= MAX_ARGS)
+                return false;
+            argv[n++] = i == 0 ? self : args[i];
+        }
+        placed = true;
+        if (word == NULL)
+            break;
+    }
+    argv[n] = NULL;
+    return n > 0;
+}
+
+/* Start what argv says and wait until the engine is up. */
+static enum rs_result start(struct con *con, const char *const argv[], int log, const char *log_path, int pipe_fd[2], int fifo, bool job, struct rs_error *err)
+{
+    fflush(NULL);
+    enum rs_result r = launch(argv, log, pipe_fd[1], job, err);
+    close(pipe_fd[1]);
+    if (r == RS_OK)
+        r = wait_ready(con, pipe_fd[0], fifo, log_path, err);
+    close(pipe_fd[0]);
+    return r;
+}
+
+/* An MPI launcher and, through it, all engine processes; the first of them is the engine. */
+static enum rs_result start_job(struct con *con, const struct rs_local_params *params, const char *name, int log, const char *log_path, int pipe_fd[2],
+                                struct rs_error *err)
+{
+    char file[DAEMON_NAME_MAX + 16], numbers[2][16], self[4096];
+    const char *args[MAX_ARGS], *argv[MAX_ARGS];
+    char *words = xstrdup(params->launch);
+    enum rs_result r;
+    snprintf(file, sizeof file, "engine-%s.up", name);
+    char *path = paths_state(file);
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[n > 0 ? n : 0] = '\0';
+    if (path != NULL)
+        unlink(path);
+    int fifo = path != NULL && mkfifo(path, 0600) == 0 ? open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC) : -1;
+    if (n > 0 && fifo >= 0)
+        make_args(params, name, path, numbers, args);
+    if (n <= 0 || fifo < 0)
+        r = fail_set(err, RS_EIO, "cannot start the engine: %s", strerror(errno));
+    else if (!make_job(words, self, args, argv))
+        r = fail_set(err, RS_EUSAGE, "--launch %s: too many words", params->launch);
+    else
+        r = RS_OK;
+    if (r == RS_OK) {
+        r = start(con, argv, log, log_path, pipe_fd, fifo, true, err);
+    } else {
+        close(pipe_fd[0]);
+        close(pipe_fd[1]);
+    }
+    if (fifo >= 0)
+        close(fifo);
+    if (path != NULL)
+        unlink(path);
+    free(words);
+    free(path);
+    return r;
 }
 
 enum rs_result daemon_start(struct con *con, const struct rs_local_params *params, char name[DAEMON_NAME_MAX], struct rs_error *err)
@@ -195,15 +291,12 @@ enum rs_result daemon_start(struct con *con, const struct rs_local_params *param
     int log = log_path != NULL ? open(log_path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600) : -1;
     if (pipe2(pipe_fd, O_CLOEXEC) != 0) {
         r = fail_set(err, RS_EIO, "cannot start the engine: %s", strerror(errno));
+    } else if (params != NULL && daemon_is_job(params->launch)) {
+        r = start_job(con, params, name, log, log_path, pipe_fd, err);
     } else {
         snprintf(ready, sizeof ready, "%d", pipe_fd[1]);
         make_args(params, name, ready, numbers, argv);
-        fflush(NULL);
-        r = launch(argv, log, pipe_fd[1], err);
-        close(pipe_fd[1]);
-        if (r == RS_OK)
-            r = wait_ready(con, pipe_fd[0], log_path, err);
-        close(pipe_fd[0]);
+        r = start(con, argv, log, log_path, pipe_fd, -1, false, err);
     }
     if (log >= 0)
         close(log);

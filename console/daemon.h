@@ -13,6 +13,9 @@
  * it started. RS_EENGINE: it did not start; the message is the last line of its log. */
 enum rs_result daemon_start(struct con *con, const struct rs_local_params *params, char name[DAEMON_NAME_MAX], struct rs_error *err);
 
+/* Do these words start all engine processes at once, as an MPI launcher does? NULL: no. */
+bool daemon_is_job(const char *launch);
+
 /* Connect con to a running engine (NULL: the only one) and say hello. *in_control (may be NULL): whether this client may change things. */
 enum rs_result daemon_connect(struct con *con, const char *name, bool *in_control, struct rs_error *err);
 

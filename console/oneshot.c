@@ -238,6 +238,7 @@ static enum exit_status start(struct oneshot *s, const struct cmd_entry *e, cons
         return cmd_fail(e, &err);
     init(s, e, v);
     set_hosts(&s->con.params, v);
+    apart = apart || daemon_is_job(s->con.params.launch); /* processes of a launcher are none of this one's threads */
     enum exit_status status = apart ? start_apart_bare(s) : start_bare(s);
     if (status != EXIT_OK) {
         json_decref(args);

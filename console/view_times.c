@@ -120,7 +120,9 @@ void view_allreduce(struct out *o, const json_t *ar)
     out_printf(o, OUT_HEADING, "%s a step, %s a row%s\n", units_num(n, js_num(ar, "per_step", NAN), 0),
                units_bytes(bytes, js_num(ar, "bytes_per_row", NAN)),
                js_bool(ar, "simulated", false) ? "; times are simulated (virtual clock)" : "");
-    struct table *t = table_new(">rank|>number|>time, mean|>p50 / p99|>wait, mean / p99|>transfer, mean|>algbw|>busbw");
+    const bool hosts = json_object_get(json_array_get(ranks, 0), "host") != NULL;
+    struct table *t = table_new(hosts ? ">rank|>number|>time, mean|>p50 / p99|>wait, mean / p99|>transfer, mean|>algbw|>busbw|host"
+                                      : ">rank|>number|>time, mean|>p50 / p99|>wait, mean / p99|>transfer, mean|>algbw|>busbw");
     for (size_t i = 0; i < json_array_size(ranks); i++) {
         const json_t *r = json_array_get(ranks, i);
         char alg[32], bus[32];
@@ -132,6 +134,8 @@ void view_allreduce(struct out *o, const json_t *ar)
         cell_us(t, r, "transfer_mean_us");
         table_cell(t, "%s GB/s", units_num(alg, js_num(r, "algbw_gbs", NAN), 2));
         table_cell(t, "%s GB/s", units_num(bus, js_num(r, "busbw_gbs", NAN), 2));
+        if (hosts)
+            table_cell(t, "%s", js_str(r, "host", "n/a"));
     }
     table_print(t, o);
 }

@@ -492,6 +492,20 @@ void hosts_ranks(struct hosts *h, const uint32_t *first)
     }
 }
 
+uint32_t hosts_of_rank(const struct hosts *h, uint32_t rank)
+{
+    uint32_t i = 0;
+    while (i + 1 < h->n && rank >= h->host[i].to)
+        i++;
+    return i;
+}
+
+void hosts_ranks_of(const struct hosts *h, uint32_t host, uint32_t *from, uint32_t *to)
+{
+    *from = h->host[host].from;
+    *to = h->host[host].to;
+}
+
 uint32_t hosts_new_id(struct hosts *h)
 {
     return ++h->next_id;

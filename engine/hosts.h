@@ -26,6 +26,9 @@ uint32_t hosts_pid(const struct hosts *h, uint32_t host);
 struct comm *hosts_comm(struct hosts *h);
 /* "b (ranks 2 to 3)" is who messages speak of from now on. first: as in backend_span; NULL: no ranks. */
 void hosts_ranks(struct hosts *h, const uint32_t *first);
+/* The host of a rank, and the ranks of a host: [*from, *to). */
+uint32_t hosts_of_rank(const struct hosts *h, uint32_t rank);
+void hosts_ranks_of(const struct hosts *h, uint32_t host, uint32_t *from, uint32_t *to);
 /* A number for a new runtime. */
 uint32_t hosts_new_id(struct hosts *h);
 

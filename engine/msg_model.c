@@ -10,6 +10,7 @@
 #endif
 #include "engine/engine.h"
 #include "engine/error.h"
+#include "engine/hosts.h"
 #include "engine/msg.h"
 #include "engine/msg_util.h"
 #include "engine/now.h"
@@ -74,6 +75,17 @@ static json_t *model_json(const struct model *m)
     return o;
 }
 
+static json_t *hosts_json(const struct engine *e)
+{
+    json_t *list = e->hosts != NULL ? json_array() : json_null();
+    for (uint32_t h = 0; e->hosts != NULL && h < hosts_count(e->hosts); h++) {
+        uint32_t from, to;
+        hosts_ranks_of(e->hosts, h, &from, &to);
+        json_array_append_new(list, json_pack("{s:s,s:i,s:[i,i]}", "host", hosts_name(e->hosts, h), "pid", (int)hosts_pid(e->hosts, h), "ranks", (int)from, (int)to));
+    }
+    return list;
+}
+
 static void fill_info(const struct engine *e, json_t *o)
 {
     json_object_set_new(o, "model", e->model != NULL ? model_json(e->model) : json_null());
@@ -81,6 +93,7 @@ static void fill_info(const struct engine *e, json_t *o)
     json_object_set_new(o, "workers", json_integer(e->workers));
     json_object_set_new(o, "isa", json_string(krn_cpu_matmul(e->isa)->name));
     json_object_set_new(o, "simulated", json_boolean(engine_simulated(e)));
+    json_object_set_new(o, "hosts", hosts_json(e));
     json_object_set_new(o, "state", engine_state_json(e));
 }
 

@@ -5,6 +5,7 @@
 #include "engine/arith.h"
 #include "engine/engine.h"
 #include "engine/error.h"
+#include "engine/hosts.h"
 #include "engine/msg.h"
 #include "engine/msg_util.h"
 
@@ -44,6 +45,9 @@ static enum rs_result msg_allreduce(struct engine *e, struct msg *m, struct args
     json_object_update(m->reply, o);
     json_decref(o);
     json_object_set_new(m->reply, "simulated", json_boolean(engine_simulated(e)));
+    json_t *ranks = json_object_get(m->reply, "ranks");
+    for (uint32_t r = 0; r < json_array_size(ranks) && e->hosts != NULL; r++)
+        json_object_set_new(json_array_get(ranks, r), "host", json_string(hosts_name(e->hosts, hosts_of_rank(e->hosts, r))));
     return RS_OK;
 }
 

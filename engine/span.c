@@ -432,6 +432,8 @@ enum rs_result span_open(struct model *m, const struct runtime_config *cfg, cons
     uint32_t first[RS_MAX_RANKS + 1] = {0};
     if (m->made_up)
         return error_set(err, RS_EUNSUPPORTED, "a made-up model does not span hosts: write it to a file first (rankscope synth)");
+    if (cfg->backend != BACKEND_CPU)
+        return error_set(err, RS_EUNSUPPORTED, "GPUs of several hosts are not joined by this version: use backend cpu, or one host");
     if (cfg->ranks < n_hosts)
         return error_set(err, RS_EUSAGE, "%u rank%s cannot be dealt to %u hosts: each needs one", cfg->ranks, cfg->ranks == 1 ? "" : "s", n_hosts);
     struct span *s = calloc(1, sizeof *s);

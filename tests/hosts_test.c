@@ -111,6 +111,31 @@ static void same_bits(struct rs_engine *one)
     }
 }
 
+/* Times of ranks on all hosts, with their hosts; all memory is counted. */
+static void observed(struct rs_engine *e, size_t n_ranks)
+{
+    json_t *ar = ec_call(e, "allreduce", "{}"), *ranks = json_object_get(ar, "ranks"), *info = ec_call(e, "info", "{}"), *hosts = json_object_get(info, "hosts");
+    bool counted = json_array_size(ranks) == n_ranks, placed = counted;
+    for (size_t r = 0; r < json_array_size(ranks); r++) {
+        json_t *x = json_array_get(ranks, r), *host = json_object_get(x, "host");
+        counted &= json_integer_value(json_object_get(x, "count")) > 0 && json_number_value(json_object_get(x, "mean_us")) > 0;
+        placed &= host != NULL && strcmp(json_string_value(host), "localhost") == 0;
+    }
+    tap_ok(counted && placed, "all-reduces of every rank are timed, and each has its host");
+    json_t *a = json_array_get(hosts, 0), *b = json_array_get(hosts, 1);
+    tap_ok(json_array_size(hosts) == 2 && json_integer_value(json_object_get(a, "pid")) == getpid() &&
+               json_integer_value(json_object_get(b, "pid")) != getpid() &&
+               json_integer_value(json_array_get(json_object_get(b, "ranks"), 1)) == (json_int_t)n_ranks,
+           "info lists hosts, processes and ranks");
+    struct rs_snapshot s;
+    bool weighed = rs_snapshot_read(e, &s) && s.n_ranks == n_ranks;
+    for (size_t r = 0; r < n_ranks && weighed; r++)
+        weighed = s.rank[r].bytes_weights > 0 && s.rank[r].bytes_cache > 0 && s.rank[r].busy_us > 0;
+    tap_ok(weighed, "the snapshot has memory and times of every rank");
+    json_decref(ar);
+    json_decref(info);
+}
+
 /* A conversation that is taken back and goes on otherwise. */
 static json_t *rewound(struct rs_engine *e)
 {
@@ -150,6 +175,7 @@ static void switches(struct rs_engine *one)
         both(one, many, T[i].method, T[i].args);
         tap_ok(same_forward(one, many) && same_answers(one, many), "the same after %s", T[i].what);
     }
+    observed(many, 6);
     json_decref(ec_call(one, "set", "{\"numerics\":\"invariant\"}"));
     json_decref(ec_call(many, "set", "{\"numerics\":\"invariant\"}"));
     json_t *x = rewound(one), *y = rewound(many);

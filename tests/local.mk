@@ -159,6 +159,7 @@ shell_tests = \
 	tests/console_tty.t \
 	tests/debug_console.t \
 	tests/debugging.t \
+	tests/hosts.t \
 	tests/lua_console.t \
 	tests/lua_docs.t \
 	tests/family.t \
