@@ -66,6 +66,7 @@ static enum exit_status exec_attach(const struct cmd_entry *self, const struct o
         enum exit_status status = oneshot_fail(&s, &err);
         return err.code == RS_ENOTFOUND ? EXIT_COMMAND : status;
     }
+    s.con.only_looks = !in_control;
     if (terminal && !opt_set(v, "screen"))
         out_printf(s.con.out, OUT_NOTE, "engine %s: %s%s\n", s.con.engine_name, js_str(s.con.info, "model.name", "no model"),
                    in_control ? "" : "; another console is in control, this one can only look");

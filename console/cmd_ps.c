@@ -7,6 +7,7 @@
 
 #include "console/cmd_list.h"
 #include "console/daemon.h"
+#include "console/fail.h"
 #include "console/js.h"
 #include "console/oneshot.h"
 #include "console/table.h"
@@ -84,6 +85,10 @@ static enum exit_status exec_stop(const struct cmd_entry *self, const struct opt
     enum rs_result r = daemon_connect(&s.con, v->n_args > 0 ? v->args[0] : NULL, NULL, &err);
     if (r == RS_OK)
         r = daemon_stop(&s.con, &err);
+    if (r == RS_ESTATE) {
+        struct rs_error why = err;
+        fail_set(&err, r, "%s: /quit or /detach there first, or end its process (rankscope ps names it)", why.msg);
+    }
     enum exit_status status = r == RS_OK ? EXIT_OK : cmd_fail(self, &err);
     return oneshot_end(&s, r == RS_ENOTFOUND ? EXIT_COMMAND : status);
 }

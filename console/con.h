@@ -59,6 +59,7 @@ struct con {
     struct rs_engine *engine; /* NULL: none */
     bool remote;              /* it is a process of its own, called engine_name */
     char *engine_name;
+    bool only_looks;               /* another client is in control of it; the panels are to say so once */
     bool stop_engine;              /* leaving the console ends it: this console started it */
     struct rs_local_params params; /* how it was started, to start it again; isa is borrowed */
     con_wait_fn wait;

@@ -495,6 +495,9 @@ static void attach(struct tui *t)
     struct rs_error err = {0};
     json_int_t session = t->attach;
     t->attach = 0;
+    if (t->con->only_looks)
+        out_str(&t->out, OUT_WARN, "another console is in control of this engine, this one only looks; attach again when that one has left\n");
+    t->con->only_looks = false;
     if (session == 0)
         return;
     t->running++;

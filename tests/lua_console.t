@@ -243,4 +243,30 @@ interrupt "tasks that wait" 'for _ = 1, 3 do rs.spawn(function() while true do p
 interrupt "waiting for an event" 'while true do pcall(rs.next_event, 100) end'
 interrupt "what must be put back" 'rs.core.finally(function() while true do end end, function() local x = 0; for i = 1, 1e6 do x = x + i end; print("put back") end)'
 tap_ok "it was put back" grep -q "put back" "$TEST_SCRATCH/out"
+
+# Two at one engine: who is not in control is told so, and what to do.
+"$abs_builddir/rankscope" engine -n two >"$TEST_SCRATCH/engine" 2>&1 &
+engine=$!
+n=0
+until "$abs_builddir/rankscope" ps 2>/dev/null | grep -q two || [ $n -ge 100 ]; do
+    sleep 0.1
+    n=$((n + 1))
+done
+rm -f "$TEST_SCRATCH/holder"
+"$abs_builddir/rankscope" -e 'rs.connect("two") rs.model.open{ranks = 2} print("held") io.flush() rs.sleep(60)' >"$TEST_SCRATCH/holder" 2>&1 &
+holder=$!
+n=0
+until grep -qs held "$TEST_SCRATCH/holder" || [ $n -ge 100 ]; do
+    sleep 0.1
+    n=$((n + 1))
+done
+out=$("$abs_builddir/rankscope" stop two 2>&1)
+says "an engine that is in use is not stopped" "/quit or /detach there first"
+printf 'wait-text attach again\nsave-screen %s\n' "$TEST_SCRATCH/screen" >"$TEST_SCRATCH/keys"
+"$abs_builddir/rankscope" attach two --layout chat --screen 140x40 --keys "$TEST_SCRATCH/keys" >"$TEST_SCRATCH/out" 2>&1
+seen "a second console says that it only looks" "this one only looks"
+kill $holder
+wait $holder
+kill $engine
+wait $engine
 tap_done
