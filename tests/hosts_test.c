@@ -164,9 +164,12 @@ static void switches(struct rs_engine *one)
         {"patch.set", "{\"slot\":\"matmul\",\"impl\":\"f32\",\"site\":\"blk.1.*\"}", "a patch at some sites"},
         {"set", "{\"mode\":\"graph\"}", "graphs"},
         {"set", "{\"ranks\":6}", "more ranks"},
+        {"set", "{\"spec\":3}", "speculation"},
+        {"patch.set", "{\"slot\":\"delay\",\"impl\":\"4:300\"}", "a rank elsewhere that is late"},
+        {"patch.revert", "{}", "its end"},
         {"patch.revert", "{}", "one generation back"},
         {"patch.set", "{\"slot\":\"cache\",\"impl\":\"f32\"}", "another cache"},
-        {"set", "{\"numerics\":\"fast\"}", "fast numerics"},
+        {"set", "{\"numerics\":\"fast\",\"spec\":0}", "fast numerics"},
     };
     struct rs_engine *many = must_open("localhost,localhost");
     load(one, 4, "");
