@@ -7,8 +7,16 @@
 #include "kernels/quant.h"
 #include "kernels/type.h"
 
+/* The sum of a rank that is alone with a stand-in for its peers: they have no summands that a patch could add. */
+static bool stood_in(const struct cpu *c, const struct op *op)
+{
+    return op->kind == OP_ALLREDUCE && c->n_ranks == 1 && c->lim.peers > 1;
+}
+
 static uint32_t user_phases(const struct cpu *c, const struct op *op, const struct choice *ch, uint32_t bucket)
 {
+    if (stood_in(c, op))
+        return CPU_ALLREDUCE.phases(c, op, ch, bucket);
     if (op->kind == OP_ROUTER)
         return cpu_router_is_large(c, bucket) ? 2 : 1; /* as the built-in one: readers look for its tables in one of two places */
     if (op->kind == OP_ALLREDUCE)
@@ -182,6 +190,10 @@ static void run_router(const struct cpu_call *k, struct rankscope_call *c)
 static void run_user(const struct cpu_call *k)
 {
     struct cpu_user_call u;
+    if (stood_in(k->c, k->op)) {
+        CPU_ALLREDUCE.run(k);
+        return;
+    }
     const bool own = k->local && k->c->local[k->worker].buf[k->op->out[0].buf] != NULL; /* every worker needs all of it */
     const uint32_t rows = k->op->per_pair ? cpu_routing(k)->n_pairs : cpu_rows(k);
     cpu_user_begin(&u, k->c, k->prog, k->op, k->b, k->rank);

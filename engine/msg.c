@@ -49,7 +49,7 @@ static bool may_serve(const char *method)
 static bool needs_one_host(const char *method)
 {
     static const char *const NAMES[] = {"probe.tap", "probe.watch", "break.add", "tensor.read", "tensor.write", "diff", "dump", "replay", "experts",
-                                        "lens", "cache.check", "patch.load", "patch.shadow", "weights.load"};
+                                        "lens", "cache.check", "patch.load", "patch.shadow", "patch.live", "patch.promote", "weights.load"};
     for (size_t i = 0; i < sizeof NAMES / sizeof NAMES[0]; i++)
         if (strcmp(NAMES[i], method) == 0)
             return true;

@@ -192,7 +192,7 @@ static void refusals(void)
 {
     static const struct { const char *method, *args; } T[] = {
         {"probe.tap", "{\"site\":\"*.mla\"}"}, {"break.add", "{\"site\":\"*.mla\"}"}, {"diff", "{\"a\":{},\"b\":{}," IDS "}"},
-        {"patch.load", "{\"path\":\"x.c\"}"},   {"weights.load", "{\"tensors\":\"*\",\"path\":\"x\"}"},
+        {"patch.load", "{\"path\":\"x.c\"}"},   {"patch.live", "{\"impl\":\"x\"}"}, {"weights.load", "{\"tensors\":\"*\",\"path\":\"x\"}"},
     };
     struct rs_engine *e = must_open("localhost,localhost");
     char msg[512];
