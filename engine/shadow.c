@@ -389,18 +389,19 @@ static bool merge(struct shadow *s, const struct probe_set *taps)
     return true;
 }
 
-void shadow_observe(struct engine *e, struct probe_set *set)
+bool shadow_observe(struct engine *e, struct probe_set *set)
 {
     struct shadow *s = e->shadow;
     if (s == NULL || s->rt == NULL)
-        return;
+        return false;
     if (s->generation != e->patches.now.generation && !merge(s, set)) {
         shadow_stop(e, "out of memory");
-        return;
+        return false;
     }
     s->generation = e->patches.now.generation;
     set->obs = s->both;
     set->n_obs = s->n_both;
+    return true;
 }
 
 static void note(struct engine *e, struct shadow *s, uint32_t op, const struct shadow_finding *f)

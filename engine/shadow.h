@@ -38,8 +38,8 @@ enum rs_result shadow_op(const struct shadow_step *s, const struct patch_user *u
 
 /* Begin a live one in place of what there was. Errors: RS_ENOTFOUND (no op of its kind there), RS_EUSAGE (too much to keep), RS_ENOMEM. */
 enum rs_result shadow_start(struct engine *e, const struct patch_user *user, const char *glob, uint32_t steps, struct rs_error *err);
-/* The observers of a running one, with those of *set, into *set. Before a step. */
-void shadow_observe(struct engine *e, struct probe_set *set);
+/* Does one run? Then its observers, with those of *set, go into *set. Before a step. */
+bool shadow_observe(struct engine *e, struct probe_set *set);
 /* A step has run with them: compare. */
 void shadow_look(struct engine *e);
 /* The runtime goes (its graphs with it), or nobody wants it any more. Its findings stay. why: static. */

@@ -466,9 +466,7 @@ enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool
         both.n_copies = copies->n_copies;
         both.copies = copies->copies;
     }
-    const bool shadowed = PROBE_BUILT && e->shadow != NULL;
-    if (shadowed)
-        shadow_observe(e, &both);
+    const bool shadowed = PROBE_BUILT && shadow_observe(e, &both);
     struct backend_step st = {.prog = &e->rt->prog, .choices = e->rt->choices, .batch = &e->batch, .probes = copies != NULL || shadowed ? &both : armed,
                               .generation = e->patches.now.generation, .graph = e->graph && copies == NULL && !walk, .graph_guard = e->guard, .fast = e->fast,
                               .whole = e->spec.n != 0 /* drafts start from the rows' hidden states */, .hook = walk ? brk_hook : NULL, .hook_arg = e, .stuck = stuck, .stuck_arg = e};
