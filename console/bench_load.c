@@ -39,6 +39,12 @@ const struct opt bench_load_table[] = {
      .min = 1,
      .max = 1e6,
      .help = "with --concurrency: how many different random prompts there are; without it 128"},
+    {.name = "batch-tokens",
+     .type = OPT_INT,
+     .arg = "N",
+     .min = 1,
+     .max = 1 << 16,
+     .help = "with --concurrency: rows of a step at most; without it as many as the largest level and 512 rows of prompts, on GPUs at least 8192"},
     {.name = "rate",
      .type = OPT_FLOAT,
      .arg = "R",
@@ -53,7 +59,7 @@ const struct opt bench_load_table[] = {
     {0},
 };
 
-enum { MAX_LEVELS = 32, MAX_WAYS = 4 };
+enum { MAX_LEVELS = 32, MAX_WAYS = 4, GPU_ROWS = 8192 };
 
 /* One number of each round. */
 struct rounds {
@@ -152,6 +158,7 @@ static void add_rows(struct bench *b, const struct way *w, const struct load_res
     table_cell(t, "%zu", r->concurrency);
     table_cell(t, "%s", w->name);
     table_cell(t, "%.1f", s->output_rate);
+    isfinite(s->steady_rate) ? table_cell(t, "%.1f", s->steady_rate) : table_cell(t, "n/a");
     table_cell(t, "%.2f", s->user_rate);
     table_cell(t, "%.2f", s->step_ms);
     table_cell(t, "%.1f", s->batch);
@@ -399,7 +406,14 @@ static enum rs_result write_svg(struct bench *b, const char *path, struct rs_err
     return load_plot_svg(&p, path, err);
 }
 
-/* Open the model with room for the largest level: all its tokens, as far as two gigabytes of cache go. */
+/* Rows of a step: prompts go on beside a full batch. A GPU is busy with no fewer than some thousand. */
+static long batch_tokens(const struct opt_values *v, size_t most, bool gpus)
+{
+    long n = (long)most + 512;
+    return opt_int(v, "batch-tokens", gpus && n < GPU_ROWS ? GPU_ROWS : n);
+}
+
+/* Open the model with room for the largest level: all its tokens, as far as a few gigabytes of cache go. */
 static enum rs_result open_model(struct bench *b, const struct opt_values *v, size_t tokens, struct rs_error *err)
 {
     json_t *args;
@@ -407,11 +421,12 @@ static enum rs_result open_model(struct bench *b, const struct opt_values *v, si
     enum rs_result r = oneshot_open_args(v, NULL, &args, err);
     if (r != RS_OK)
         return r;
-    size_t room = most * ((tokens + 31) / 16 * 16) + 1024;
+    const bool gpus = strcmp(opt_string(v, "backend", "cpu"), "cuda") == 0;
+    size_t room = most * ((tokens + 31) / 16 * 16) + 1024, limit = gpus ? 1u << 19 : 1u << 18;
     if (!opt_set(v, "ctx"))
-        json_object_set_new(args, "ctx", json_integer((json_int_t)(room < 1u << 18 ? room : 1u << 18)));
+        json_object_set_new(args, "ctx", json_integer((json_int_t)(room < limit ? room : limit)));
     json_object_set_new(args, "max_seqs", json_integer((json_int_t)most));
-    json_object_set_new(args, "batch_tokens", json_integer((json_int_t)(most + 512)) /* prompts go on beside a full batch */);
+    json_object_set_new(args, "batch_tokens", json_integer(batch_tokens(v, most, gpus)));
     return con_open(b->con, args, err);
 }
 
@@ -480,7 +495,7 @@ enum exit_status bench_load_run(const struct cmd_entry *self, const struct opt_v
     if (status != EXIT_OK)
         return status;
     b.results = json_array();
-    b.speed = table_new(">at once|how|>tokens/s|>per user|>ms/step|>batch|>running|>cache|>found|>pre-empted|>failed|>identical");
+    b.speed = table_new(">at once|how|>tokens/s|>steady|>per user|>ms/step|>batch|>running|>cache|>found|>pre-empted|>failed|>identical");
     b.times = table_new(">at once|how|>TTFT|>p50|>p99|>TPOT|>p50|>p99|>ITL|>p50|>p99|>E2EL|>p50|>p99");
     enum rs_result r = bench(&b, v, &err);
     load_prompts_free(b.spec.prompts, b.spec.n_prompts);

@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "console/cmd_list.h"
 #include "console/http.h"
@@ -47,7 +48,8 @@ static enum rs_result open_args(const struct opt_values *v, json_t **args, struc
     if (r != RS_OK)
         return r;
     json_object_set_new(*args, "max_seqs", json_integer(seqs));
-    json_object_set_new(*args, "batch_tokens", json_integer(seqs > 512 ? seqs : 512));
+    if (seqs > (strcmp(opt_string(v, "backend", "cpu"), "cuda") == 0 ? 2048 : 512)) /* else what the engine takes by itself */
+        json_object_set_new(*args, "batch_tokens", json_integer(seqs));
     if (!opt_set(v, "ctx"))
         json_object_set_new(*args, "ctx", json_integer(32768));
     return RS_OK;

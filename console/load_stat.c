@@ -78,6 +78,54 @@ static double peak_rate(const struct load_result *r)
     return (double)most;
 }
 
+/* A time at which so many more generate. */
+struct edge {
+    uint64_t us;
+    int more;
+};
+
+static int by_time(const void *a, const void *b)
+{
+    const struct edge *x = a, *y = b;
+    return x->us != y->us ? (x->us > y->us) - (x->us < y->us) : x->more - y->more; /* who ends goes first */
+}
+
+static size_t tokens_between(const struct load_result *r, uint64_t from, uint64_t to)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->n; i++)
+        for (size_t k = 0; k < r->requests[i].n_tokens; k++)
+            n += r->requests[i].token_us[k] > from && r->requests[i].token_us[k] <= to;
+    return n;
+}
+
+static double steady_rate(const struct load_result *r)
+{
+    struct edge *e = xcalloc(2 * r->n + 1, sizeof *e);
+    size_t n = 0, tokens = 0;
+    int now = 0, most = 0;
+    uint64_t us = 0;
+    for (size_t i = 0; i < r->n; i++)
+        if (r->requests[i].n_tokens > 1) {
+            e[n++] = (struct edge){r->requests[i].first_us, 1};
+            e[n++] = (struct edge){r->requests[i].last_us, -1};
+        }
+    qsort(e, n, sizeof *e, by_time);
+    for (size_t i = 0; i < n; i++) {
+        now += e[i].more;
+        most = now > most ? now : most;
+    }
+    for (size_t i = 0; i + 1 < n; i++) {
+        now += e[i].more;
+        if (now < most || e[i + 1].us == e[i].us)
+            continue;
+        us += e[i + 1].us - e[i].us;
+        tokens += tokens_between(r, e[i].us, e[i + 1].us);
+    }
+    free(e);
+    return us > 0 ? (double)tokens * 1e6 / (double)us : NAN;
+}
+
 void load_summarise(const struct load_result *r, struct load_summary *s)
 {
     struct values ttft = {0}, tpot = {0}, itl = {0}, e2el = {0}, user = {0};
@@ -106,6 +154,7 @@ void load_summarise(const struct load_result *r, struct load_summary *s)
     s->total_rate = (double)(r->output_tokens + r->input_tokens) / r->seconds;
     s->request_rate = (double)r->completed / r->seconds;
     s->peak_rate = peak_rate(r);
+    s->steady_rate = steady_rate(r);
     s->step_ms = r->step_ms / r->steps;
     s->batch = r->decode_rows / r->steps;
 }
@@ -181,6 +230,7 @@ json_t *load_json(const struct con *con, const struct load_spec *spec, const str
     put_stat(o, "itl", &s->itl);
     put_stat(o, "e2el", &s->e2el);
     put_arrays(o, spec, r);
+    json_object_set_new(o, "output_throughput_steady", js_real(s->steady_rate));
     json_object_set_new(o, "output_throughput_per_user", js_real(s->user_rate));
     json_object_set_new(o, "mode", js_or_null(con->info, "state.mode"));
     json_object_set_new(o, "numerics", js_or_null(con->info, "state.numerics"));

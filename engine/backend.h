@@ -8,6 +8,7 @@
 #include "engine/plan.h"
 #include "engine/probe.h"
 #include "engine/rankscope.h"
+#include "engine/sample.h"
 #include "kernels/cpu/vec.h"
 
 struct backend;
@@ -73,14 +74,21 @@ struct backend_graph {
 struct backend_ops {
     const char *name;
     bool inspects_next; /* runs observers in steps of the NextN block too */
+    bool pads;     /* graphs compute the rows between a batch and its bucket too, so buckets lie close together */
     bool inspects; /* runs observers and hooks, and has cache_get, cache_put and pairs */
     void (*close)(struct backend *);
     /* Runs the whole step. Errors: RS_ESTATE (an op cannot be captured; err names it), RS_EENGINE (device). */
     enum rs_result (*step)(struct backend *, const struct backend_step *, struct rs_error *);
     /* Make room for sequences of n_keys (scratch); outside of steps only. RS_ENOMEM leaves everything as it was. */
     enum rs_result (*reserve)(struct backend *, uint32_t n_keys, struct rs_error *);
-    /* Logits of the i-th wanted row of the last step: vocab floats, host memory, valid until the next step. */
+    /* Logits of the i-th wanted row of the last step: vocab floats, host memory, valid until the next step. A device may fetch them only now, so other
+     * threads than the control thread ask only for rows that the batch wanted whole. */
     const float *(*logits)(struct backend *, uint32_t i);
+    /* What a device found out about that row, as its batch_want asked; out->list is room for a vocabulary. Any thread. false, or NULL: there are only
+     * its logits. */
+    bool (*likeliest)(struct backend *, uint32_t i, struct sample_row *out);
+    /* Will a graph of this batch be of use again? Where it will not, the list is launched op by op in graph mode too. NULL: always. */
+    bool (*replays)(struct backend *, const struct batch *);
     /* Copy n floats of a buffer's row on a rank, from column col. Outside of steps only. */
     enum rs_result (*read)(struct backend *, uint32_t rank, enum op_buf buf, uint32_t row, uint32_t col, uint32_t n, float *dst, struct rs_error *);
     enum rs_result (*write)(struct backend *, uint32_t rank, enum op_buf buf, uint32_t row, uint32_t col, uint32_t n, const float *src, struct rs_error *);

@@ -16,6 +16,13 @@ struct batch_seg {
     const int32_t *table; /* block table of the sequence: position / block size -> block. Block 0 belongs to nobody: padded rows write there */
 };
 
+/* What a wanted row's logits are wanted for. A device may look at them where they lie: what comes of it is backend_ops.likeliest. */
+struct batch_want {
+    bool whole;    /* all of them, to the host */
+    float temp;    /* a token will be drawn at this temperature; 0: the largest will do */
+    uint32_t list; /* so many candidates at least; 0: none */
+};
+
 struct batch {
     uint32_t n_rows, bucket;     /* bucket >= n_rows: what graphs are keyed by */
     uint32_t n_segs, n_logits;
@@ -25,6 +32,8 @@ struct batch {
     int32_t *seg;                /* [cap] index into segs */
     struct batch_seg *segs;      /* [cap] */
     int32_t *logit_row;          /* [cap_logits] rows whose logits are wanted, ascending */
+    struct batch_want *want;     /* [cap_logits] or NULL */
+    bool wants;                  /* `want` says what is wanted of each row; else all rows whole */
     int32_t *from;               /* NextN steps: the row of the step before whose hidden state goes into row i; NULL in other steps */
     bool chained;                /* NextN steps: the step before was one too */
     uint32_t cap, cap_segs, cap_logits;

@@ -249,6 +249,7 @@ enum rs_result capture_step(struct capture *c, const int32_t *ids, uint32_t from
     b->segs[0] = (struct batch_seg){.row0 = 0, .n_rows = m, .pos0 = from, .kind = kind, .table = c->table};
     b->n_segs = 1;
     b->n_rows = b->n_logits = m;
+    b->wants = false;
     b->max_keys = to;
     for (b->bucket = 1; b->bucket < m; b->bucket *= 2)
         ;

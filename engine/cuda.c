@@ -126,6 +126,11 @@ static enum rs_result alloc_rank(struct cuda_gpu *g, struct cuda_rank *r, struct
     }
     if (rc == RS_OK)
         rc = zeroed(g, &r->arrived, c->lim.max_rows * sizeof(uint32_t), "counters", err);
+    const size_t chunks = kcu_likeliest_parts(cuda_buf_width(c, BUF_LOGITS, r->rank));
+    if (rc == RS_OK && chunks != 0)
+        rc = zeroed(g, &r->top_parts, c->lim.max_logits * chunks * sizeof *r->top_parts, "figures of logits", err);
+    if (rc == RS_OK)
+        rc = zeroed(g, &r->top_arrived, c->lim.max_logits * sizeof *r->top_arrived, "counters", err);
     if (rc == RS_OK && c->hp->n_used != 0)
         rc = zeroed(g, &r->logits, c->hp->n_experts * sizeof(float), "router logits", err);
     if (rc == RS_OK && c->hp->n_used != 0)
@@ -288,6 +293,8 @@ static void close_gpu(struct cuda_gpu *g)
         (void)cudaFree(r->arrived);
         (void)cudaFree(r->logits);
         (void)cudaFree(r->plan);
+        (void)cudaFree(r->top_parts);
+        (void)cudaFree(r->top_arrived);
         (void)cudaFree(r->weights);
     }
     free(g->local);
@@ -405,7 +412,7 @@ static void cuda_close(struct backend *b)
     for (uint32_t i = 0; i < c->n_gpus; i++)
         close_gpu(&c->gpu[i]);
     cuda_probe_close(c);
-    (void)cudaFreeHost(c->full);
+    cuda_logits_close(c);
     (void)cudaFreeHost(c->fault);
     free(c->us[0]);
     free(c->us[1]);
@@ -436,8 +443,14 @@ static enum rs_result cuda_reserve(struct backend *b, uint32_t n_keys, struct rs
 
 static const float *cuda_logits(struct backend *b, uint32_t i)
 {
-    const struct cuda *c = (const struct cuda *)b;
-    return c->full + (size_t)i * c->hp->vocab;
+    return cuda_logits_row((struct cuda *)b, i);
+}
+
+/* Launches hide behind the kernels of so many rows, and a mixture of prompts hardly comes twice. */
+static bool cuda_replays(struct backend *b, const struct batch *batch)
+{
+    (void)b;
+    return batch->n_rows <= CUDA_PROMPT_GRAPH || (cuda_lists_sorts(batch) & CUDA_PROMPT) == 0;
 }
 
 static const float *cuda_op_us(struct backend *b, uint32_t *n_ops)
@@ -545,6 +558,9 @@ static const struct backend_ops CUDA_OPS = {
     .step = cuda_step,
     .reserve = cuda_reserve,
     .logits = cuda_logits,
+    .likeliest = cuda_logits_likeliest,
+    .replays = cuda_replays,
+    .pads = true,
     .inspects = true,
     .inspects_next = true,
     .read = cuda_look_read,
@@ -597,12 +613,9 @@ static enum rs_result open_all(struct cuda *c, struct rs_error *err)
 {
     cudaError_t e = cudaSetDevice(c->gpu[0].device);
     if (e == cudaSuccess)
-        e = cudaHostAlloc((void **)&c->full, (size_t)c->lim.max_logits * c->hp->vocab * sizeof(float), cudaHostAllocPortable);
-    if (e == cudaSuccess)
         e = cudaHostAlloc((void **)&c->fault, KCU_MAX_GPUS * sizeof(uint32_t), cudaHostAllocPortable | cudaHostAllocMapped);
     if (e != cudaSuccess)
         return cuda_fail(err, e, "pinned memory", c->gpu[0].device);
-    memset(c->full, 0, (size_t)c->lim.max_logits * c->hp->vocab * sizeof(float)); /* one rank alone writes its part */
     memset(c->fault, 0, KCU_MAX_GPUS * sizeof(uint32_t));
     c->us[0] = calloc((size_t)c->cap_ops * c->n_ranks, sizeof *c->us[0]);
     c->us[1] = calloc((size_t)c->cap_ops * c->n_ranks, sizeof *c->us[1]);
@@ -622,6 +635,8 @@ static enum rs_result open_all(struct cuda *c, struct rs_error *err)
         device[i] = c->gpu[i].device;
     c->nvml = cuda_nvml_watch(device, c->n_gpus);
     enum rs_result rc = cuda_fault_room(c, err);
+    if (rc == RS_OK)
+        rc = cuda_logits_open(c, err);
     if (rc == RS_OK)
         rc = start_threads(c, err);
     return rc == RS_OK ? cuda_all(c, open_gpu, err) : rc;

@@ -24,10 +24,18 @@ struct cuda_rank {
     uint32_t *arrived;      /* router: zeros between steps */
     float *logits;          /* router, one row: [n_experts] */
     int32_t *plan;          /* experts of many rows: pairs sorted by expert */
+    struct kcu_top *top_parts; /* [max_logits] chunks of a row of logits */
+    uint32_t *top_arrived;  /* [max_logits] zeros between steps */
     uint8_t *weights;       /* one allocation for all */
     uint64_t bytes_weights, bytes_cache, bytes_buffers;
     uint8_t *arith[2];      /* [program][op] enum op_arith of the last step; by the GPU's thread within a step, the control thread's between */
 };
+
+/* What a step does with the logits of its wanted rows: bring them; look for the largest; and make lists for those rows that ask for one. */
+enum cuda_looks { CUDA_GATHER, CUDA_TOP, CUDA_LIST };
+
+/* Where the logits of a wanted row are: on the GPUs only; also here; here, and what counts is what is here. */
+enum cuda_row { CUDA_ROW_AWAY, CUDA_ROW_FETCHED, CUDA_ROW_HERE };
 
 /* The source line of a launch. */
 struct cuda_where {
@@ -40,6 +48,7 @@ struct cuda_graph {
     const struct program *prog;
     uint64_t generation;
     uint32_t bucket, n_logits, keys, sorts;
+    enum cuda_looks looks;
     bool chained, fast;
     cudaGraphExec_t exec;
     uint32_t n_launched, kernels, reduces;
@@ -53,9 +62,11 @@ struct cuda_graph {
 
 enum { CUDA_MANY_ROWS = 17 }; /* from here on tensor cores */
 
+enum { CUDA_PROMPT_GRAPH = 64 }; /* steps with prompts in them are captured up to so many rows */
+
 enum { CUDA_TIMEOUT_MS = 10000 }; /* without a configured one */
 
-enum { CUDA_MAX_GRAPHS = 64, CUDA_RECV_ROWS = 64 };
+enum { CUDA_MAX_GRAPHS = 128, CUDA_RECV_ROWS = 64 };
 
 struct cuda_gpu {
     struct cuda *c;
@@ -111,7 +122,13 @@ struct cuda {
     uint32_t cap_tables, n_tables, cap_ops;
     uint32_t tile_rows; /* prompt rows that attention takes at a time */
     struct cuda_probes *probes[2]; /* armed observers of either program, or NULL: cuda_probe.c */
-    float *full; /* [max_logits][vocab], pinned */
+    /* cuda_logits.c: joined logits [max_logits][vocab]; what ranks say of their parts instead, [n_ranks][max_logits] and lists of KCU_LIST; all pinned */
+    float *full;
+    struct kcu_top *top;
+    struct kcu_likely *likely;
+    uint8_t *row_state; /* [max_logits] enum cuda_row, of the last step */
+    bool gathered;      /* the last step brought all of its logits */
+    const struct batch_want *want; /* of its batch */
     float *us[2]; /* of either program: [op][rank] */
     struct backend_reduce *reduces; /* [op][rank] */
     struct {
@@ -171,19 +188,36 @@ static inline size_t cuda_meta_from(const struct cuda *c)
 {
     return 16 + 3 * (size_t)c->lim.max_rows + c->lim.max_logits;
 }
-static inline size_t cuda_meta_tables(const struct cuda *c)
+/* Temperatures (as floats) and lengths of lists of the wanted rows. */
+static inline size_t cuda_meta_want(const struct cuda *c)
 {
     return 16 + 4 * (size_t)c->lim.max_rows + c->lim.max_logits;
+}
+static inline size_t cuda_meta_tables(const struct cuda *c)
+{
+    return 16 + 4 * (size_t)c->lim.max_rows + 3 * (size_t)c->lim.max_logits;
 }
 
 /* cuda_lists.c: rows by sort, for attention of many rows (see kcu_batch). Sorts that a batch has: bits CUDA_PROMPT and CUDA_GENERATED. fill writes the
  * four words of the header and the lists behind the block tables, from `at` on, at most CUDA_LIST_WORDS a row; returns the end. */
 enum { CUDA_PROMPT = 1, CUDA_GENERATED = 2, CUDA_META_LISTS = 4 /* where the header lies in the step's variable part */, CUDA_LIST_WORDS = 2 };
 uint32_t cuda_lists_sorts(const struct batch *b);
-/* Logits that a step computes. A graph of generated rows serves any number of them, so it computes those of padded rows too. */
+/* Logits that a step computes. A graph serves several numbers of them: up to its rows where all are generated, else up to a power of two. */
 uint32_t cuda_lists_logits(const struct cuda *c, const struct backend_step *s);
 uint32_t cuda_lists_tile_rows(const struct cuda *c);
 uint32_t cuda_lists_fill(const struct cuda *c, const struct batch *b, uint32_t rows, int32_t *header, int32_t *tables, uint32_t at);
+
+/* cuda_logits.c. fill: what is wanted of each row, into the step's variable part. begin: on the control thread, before the step. follow: behind the
+ * step's list, the rows that are wanted whole. row, change: joined logits of a row of the last step, on the control thread; change: to be written to. */
+enum cuda_looks cuda_logits_looks(const struct backend_step *s);
+enum rs_result cuda_logits_open(struct cuda *c, struct rs_error *err);
+void cuda_logits_close(struct cuda *c);
+void cuda_logits_fill(const struct cuda *c, const struct backend_step *s, int32_t *words);
+void cuda_logits_begin(struct cuda *c, const struct backend_step *s);
+cudaError_t cuda_logits_follow(struct cuda_gpu *g, const struct backend_step *s);
+const float *cuda_logits_row(struct cuda *c, uint32_t row);
+float *cuda_logits_change(struct cuda *c, uint32_t row);
+bool cuda_logits_likeliest(struct backend *b, uint32_t row, struct sample_row *out); /* see backend_ops */
 
 /* Rows that a buffer can hold. */
 size_t cuda_buf_rows(const struct cuda *c, enum op_buf b);

@@ -185,4 +185,7 @@ void cuda_selftest_many(struct check *t);
 /* cuda_selftest_row.c: kernels for one row. */
 void cuda_selftest_row(struct check *t);
 
+/* cuda_selftest_token.c: from logits to a token. */
+void cuda_selftest_token(struct check *t);
+
 #endif

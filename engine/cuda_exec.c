@@ -45,6 +45,7 @@ static enum rs_result fill_meta(struct cuda *c, const struct backend_step *s, ui
     memcpy(m + cuda_meta_logit(c), b->logit_row, b->n_logits * sizeof *m);
     for (uint32_t i = b->n_logits; i < cuda_lists_logits(c, s); i++)
         m[cuda_meta_logit(c) + i] = 0;
+    cuda_logits_fill(c, s, m + cuda_meta_want(c));
     int32_t *from = m + cuda_meta_from(c);
     for (uint32_t i = 0; i < rows; i++)
         from[i] = b->from != NULL && i < b->n_rows ? b->from[i] : 0;
@@ -97,10 +98,11 @@ uint32_t cuda_exec_graphs(const struct cuda *c, struct backend_graph *out, uint3
 static struct cuda_graph *find_graph(struct cuda_gpu *g, const struct backend_step *s, uint32_t keys)
 {
     const uint32_t sorts = cuda_lists_sorts(s->batch), n_logits = cuda_lists_logits(g->c, s);
+    const enum cuda_looks looks = cuda_logits_looks(s);
     for (uint32_t i = 0; i < g->n_graphs; i++) {
         struct cuda_graph *x = &g->graph[i];
         if (x->prog == s->prog && x->generation == s->generation && x->bucket == s->batch->bucket && x->n_logits == n_logits &&
-            x->keys == keys && x->chained == s->batch->chained && x->sorts == sorts && x->fast == s->fast)
+            x->keys == keys && x->chained == s->batch->chained && x->sorts == sorts && x->looks == looks && x->fast == s->fast)
             return x;
     }
     return NULL;
@@ -142,7 +144,7 @@ static enum rs_result capture(struct cuda_gpu *g, const struct backend_step *s, 
     struct cuda_graph *x = &g->graph[g->n_graphs];
     *x = (struct cuda_graph){
         .prog = s->prog, .generation = s->generation, .bucket = s->batch->bucket, .n_logits = cuda_lists_logits(g->c, s), .keys = keys,
-        .chained = s->batch->chained, .sorts = cuda_lists_sorts(s->batch), .fast = s->fast};
+        .chained = s->batch->chained, .sorts = cuda_lists_sorts(s->batch), .looks = cuda_logits_looks(s), .fast = s->fast};
     cudaError_t e = cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal);
     if (e != cudaSuccess)
         return cuda_fail(&g->err, e, "begin of capture", g->device);
@@ -217,6 +219,8 @@ static enum rs_result run_gpu(struct cuda_gpu *g)
     }
     if (e == cudaSuccess && x == NULL)
         rc = cuda_launch_step(g, s, s->batch->n_rows, keys, &g->err);
+    if (e == cudaSuccess && rc == RS_OK)
+        e = cuda_logits_follow(g, s);
     if (e == cudaSuccess)
         e = cudaStreamSynchronize(g->stream);
     return rc != RS_OK ? rc : e != cudaSuccess ? cuda_fail(&g->err, e, "step", g->device) : RS_OK;
@@ -333,6 +337,7 @@ enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, stru
         c->prepared = s->generation;
     }
     c->step = s;
+    cuda_logits_begin(c, s);
     for (uint32_t k = 0; k < c->n_gpus; k++)
         memset(c->gpu[k].stamp, 0, ((size_t)c->cap_ops * c->n_ranks + 1) * sizeof(uint64_t)),
             memset(c->gpu[k].ready, 0, c->cap_ops * sizeof(uint64_t));

@@ -12,9 +12,14 @@ uint32_t cuda_lists_sorts(const struct batch *b)
 uint32_t cuda_lists_logits(const struct cuda *c, const struct backend_step *s)
 {
     const struct batch *b = s->batch;
-    if (!s->graph || b->n_logits != b->n_rows || cuda_lists_sorts(b) != CUDA_GENERATED)
+    uint32_t n = b->n_logits != 0;
+    if (!s->graph)
         return b->n_logits;
-    return b->bucket < c->lim.max_logits ? b->bucket : c->lim.max_logits;
+    if (b->n_logits == b->n_rows && cuda_lists_sorts(b) == CUDA_GENERATED)
+        n = b->bucket;
+    while (n < b->n_logits)
+        n *= 2;
+    return n < c->lim.max_logits ? n : c->lim.max_logits;
 }
 
 uint32_t cuda_lists_tile_rows(const struct cuda *c)

@@ -72,8 +72,10 @@ static enum rs_result copy_span(struct cuda *c, uint32_t rank, enum op_buf buf, 
     struct cuda_gpu *g = NULL;
     struct cuda_rank *r = cuda_find_rank(c, rank, &g);
     if (buf == BUF_FULL && row < c->lim.max_logits && (uint64_t)col + n <= c->hp->vocab) {
-        float *at = c->full + (size_t)row * c->hp->vocab + col;
-        memcpy(dst != NULL ? dst : at, dst != NULL ? at : src, n * sizeof *at);
+        if (dst != NULL)
+            memcpy(dst, cuda_logits_row(c, row) + col, n * sizeof *dst);
+        else
+            memcpy(cuda_logits_change(c, row) + col, src, n * sizeof *src);
         return RS_OK;
     }
     if (r == NULL || buf <= BUF_NONE || buf >= BUF_COUNT || r->buf[buf] == NULL)

@@ -182,20 +182,6 @@ static bool leave_norm(struct cuda_walk *w)
                                      : false;
 }
 
-static enum rs_result run_gather(struct cuda_walk *w, struct cuda_rank *r)
-{
-    const struct cuda *c = w->c;
-    const struct shard_range v = c->shard->vocab[r->rank];
-    if (v.to == v.from || w->n_logits == 0)
-        return RS_OK;
-    const size_t n = (v.to - v.from) * sizeof(float);
-    cudaError_t e = cudaMemcpy2DAsync(c->full + v.from, c->hp->vocab * sizeof(float), cuda_op_at(w, r, &w->op->in[0]),
-                                      cuda_op_pitch_of(w, r, BUF_LOGITS) * sizeof(float), n, w->n_logits, cudaMemcpyDeviceToHost,
-                                      w->l.stream);
-    w->l.pdl = false;
-    return e == cudaSuccess ? RS_OK : error_set(w->err, RS_EENGINE, "GPU %d, op %s: %s", w->g->device, w->op->site, cudaGetErrorString(e));
-}
-
 /* NextN: rows of the step before, through that step's last norm or as they are. */
 static enum rs_result run_hidden(struct cuda_walk *w, struct cuda_rank *r)
 {
@@ -257,7 +243,7 @@ static enum rs_result run_one(struct cuda_walk *w, struct cuda_rank *r)
         CUDA_OP_RUN(kcu_pick(&w->l, cuda_op_at(w, r, &op->in[0]), cuda_op_pitch_of(w, r, op->in[0].buf), meta + cuda_meta_logit(w->c),
                              w->n_logits, cuda_op_width_of(w, r, out), cuda_op_at(w, r, out), cuda_op_pitch_of(w, r, out->buf)));
         return RS_OK;
-    case OP_GATHER: return run_gather(w, r);
+    case OP_GATHER: return cuda_logits_gather(w, r);
     case OP_HIDDEN: return run_hidden(w, r);
     default: return error_set(w->err, RS_EINTERNAL, "op %s has no CUDA kernel", op->site);
     }

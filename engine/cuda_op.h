@@ -149,6 +149,9 @@ enum rs_result cuda_probe_at(struct cuda_walk *w, int op);
 /* cuda_op_join.c. From the op at hand on: all-reduce, add and norm as far as they follow each other. */
 enum rs_result cuda_op_join(struct cuda_walk *w);
 
+/* cuda_logits.c: a rank's part of the logits, to the host or looked at. */
+enum rs_result cuda_logits_gather(struct cuda_walk *w, struct cuda_rank *r);
+
 /* cuda_op_linear.c. takes_norm: can the kernel for op (the one after norm) begin with the norm? */
 bool cuda_op_slots_takes_norm(struct cuda_walk *w, struct cuda_rank *r, const struct op *op, const struct op *norm);
 enum rs_result cuda_op_linear(struct cuda_walk *w, struct cuda_rank *r);

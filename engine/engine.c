@@ -16,6 +16,8 @@
 #include "engine/shadow.h"
 #include "engine/stage.h"
 
+enum { GPU_ROWS = 2048 }; /* of a step where nobody says: with fewer a GPU is not busy while it reads a prompt */
+
 static enum rs_result choose_isa(const char *name, enum krn_isa *out, struct rs_error *err)
 {
     static const char *const NAMES[KRN_ISA_COUNT] = {"portable", "avx2", "avx512"};
@@ -212,7 +214,7 @@ enum rs_result engine_load(struct engine *e, struct model *m, const struct runti
     cfg.ranks = want->ranks != 0 ? want->ranks : e->hosts != NULL ? hosts_count(e->hosts) : cfg.ranks;
     cfg.ctx = want->ctx != 0 ? want->ctx : cfg.ctx;
     cfg.max_seqs = want->max_seqs != 0 ? want->max_seqs : cfg.max_seqs;
-    cfg.batch_tokens = want->batch_tokens != 0 ? want->batch_tokens : cfg.batch_tokens;
+    cfg.batch_tokens = want->batch_tokens != 0 ? want->batch_tokens : cfg.backend == BACKEND_CUDA ? GPU_ROWS : cfg.batch_tokens;
     if (cfg.batch_tokens < cfg.max_seqs)
         cfg.max_seqs = cfg.batch_tokens;
     cfg.max_logits = cfg.max_seqs > 64 ? cfg.max_seqs : 64;

@@ -38,6 +38,8 @@ enum { ENGINE_KEEP_DONE = 64 };
 struct sample_pick {
     int32_t id;
     bool chosen;
+    bool listed; /* by what the device said of the row; its logits are not here */
+    float logit;
     struct sample_info info;
 };
 

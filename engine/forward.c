@@ -70,6 +70,7 @@ enum rs_result forward_run(struct engine *e, const int32_t *ids, uint32_t n, str
         b->segs[0] = (struct batch_seg){.row0 = 0, .n_rows = m, .pos0 = at, .kind = BATCH_PROMPT, .table = table};
         b->n_segs = 1;
         b->n_rows = b->n_logits = m;
+        b->wants = false;
         b->max_keys = at + m;
         for (b->bucket = 1; b->bucket < m; b->bucket *= 2)
             ;

@@ -195,6 +195,7 @@ libengine_a_SOURCES += \
 	engine/cuda_links.c \
 	engine/cuda_lists.c \
 	engine/cuda_load.c \
+	engine/cuda_logits.c \
 	engine/cuda_look.c \
 	engine/cuda_nvml.c \
 	engine/cuda_nvml.h \
@@ -208,5 +209,6 @@ libengine_a_SOURCES += \
 	engine/cuda_selftest.c \
 	engine/cuda_selftest.h \
 	engine/cuda_selftest_many.c \
-	engine/cuda_selftest_row.c
+	engine/cuda_selftest_row.c \
+	engine/cuda_selftest_token.c
 endif

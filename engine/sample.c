@@ -47,29 +47,40 @@ static int32_t largest(const float *x, uint32_t n)
     return at < 0 ? 0 : at;
 }
 
+/* info->logprob lacks the token's logit, which the caller adds. */
+static void tell(const struct krn_logits *l, struct sample_info *info)
+{
+    info->nonfinite = (int)l->nonfinite;
+    info->constant = l->top == l->low;
+    info->top_gap = l->top - l->second;
+    double z = (double)l->tops + (double)l->z, w = (double)l->w / z, w2 = (double)l->w2 / z;
+    info->entropy = l->tops > 0 ? (float)(log(z) - w) : 0;
+    info->varentropy = l->tops > 0 ? (float)fmax(w2 - w * w, 0) : 0;
+    info->logprob = l->tops > 0 ? (float)((double)-l->top - log(z)) : 0;
+}
+
 /* Returns the likeliest token: the first with the largest finite logit, 0 if none is finite. */
 static int32_t describe(const struct krn_cpu_vec *vec, const float *x, uint32_t n, struct sample_info *info)
 {
     struct krn_logits l;
     vec->describe(x, n, &l);
-    info->nonfinite = (int)l.nonfinite;
-    info->constant = l.top == l.low;
-    info->top_gap = l.top - l.second;
-    double z = (double)l.tops + (double)l.z, w = (double)l.w / z, w2 = (double)l.w2 / z;
-    info->entropy = l.tops > 0 ? (float)(log(z) - w) : 0;
-    info->varentropy = l.tops > 0 ? (float)fmax(w2 - w * w, 0) : 0;
-    info->logprob = l.tops > 0 ? (float)((double)-l.top - log(z)) : 0; /* the caller adds the token's logit */
+    tell(&l, info);
     int32_t at = 0;
     while (l.tops > 0 && x[at] != l.top)
         at++;
     return at;
 }
 
+static bool penalises(const struct sample_params *p)
+{
+    return p->repeat_penalty != 1 || p->frequency_penalty != 0 || p->presence_penalty != 0;
+}
+
 /* Penalties on tokens seen in the last penalty_last_n. A token's first occurrence in the window carries its whole count, found by a look ahead: the
  * window is short. */
 static void penalise(const struct sample_params *p, float *x, uint32_t vocab, const int32_t *h, uint32_t n)
 {
-    if (p->repeat_penalty == 1 && p->frequency_penalty == 0 && p->presence_penalty == 0)
+    if (!penalises(p))
         return;
     uint32_t from = n > p->penalty_last_n ? n - p->penalty_last_n : 0;
     for (uint32_t i = from; i < n; i++) {
@@ -154,7 +165,6 @@ static double softmax(struct sample_item *v, uint32_t n)
     return z;
 }
 
-
 /* Keep the tokens whose surprise is closest to the entropy until their mass reaches typical_p. */
 static uint32_t typical(struct sample_item *v, uint32_t n, float mass)
 {
@@ -207,6 +217,23 @@ static int32_t pick(const struct sample_item *v, uint32_t n, struct sample_rng *
     return v[n - 1].id;
 }
 
+/* One of the m candidates, which are best first: what is cut off, and the draw. */
+static int32_t draw_one(const struct sample_params *p, struct sample_rng *r, struct sample_item *v, uint32_t m)
+{
+    softmax(v, m);
+    if (p->typical_p < 1)
+        m = typical(v, m, p->typical_p);
+    if (p->top_p < 1)
+        m = nucleus(v, m, p->top_p);
+    if (p->min_p > 0) {
+        uint32_t k = 1;
+        while (k < m && v[k].p >= p->min_p * v[0].p)
+            k++;
+        m = k;
+    }
+    return pick(v, m, r);
+}
+
 /* Candidates, best first: at most `limit` of them, and none whose probability is below e^-30 of the best's: even a whole vocabulary of those
  * has no weight, and sorting it would cost more than a step of a small model. */
 static uint32_t candidates(const float *x, uint32_t vocab, float temp, uint32_t limit, struct sample_item *v)
@@ -244,8 +271,7 @@ int32_t sample_token(const struct sample_params *p, struct sample_rng *r, const 
     const float *x = logits;
     int32_t id;
     int32_t likeliest = describe(scratch->vec != NULL ? scratch->vec : krn_cpu_vec(KRN_ISA_PORTABLE), logits, vocab, info);
-    bool penalties = p->repeat_penalty != 1 || p->frequency_penalty != 0 || p->presence_penalty != 0;
-    if (p->n_bias != 0 || penalties) {
+    if (p->n_bias != 0 || penalises(p)) {
         memcpy(scratch->logits, logits, vocab * sizeof *logits);
         for (uint32_t i = 0; i < p->n_bias; i++)
             if ((uint32_t)p->bias[i].token < vocab)
@@ -258,23 +284,145 @@ int32_t sample_token(const struct sample_params *p, struct sample_rng *r, const 
     } else {
         struct sample_item *v = scratch->items;
         uint32_t m = candidates(x, vocab, p->temp, p->top_k, v);
-        if (m == 0) {
-            id = 0;
-        } else {
-            softmax(v, m);
-            if (p->typical_p < 1)
-                m = typical(v, m, p->typical_p);
-            if (p->top_p < 1)
-                m = nucleus(v, m, p->top_p);
-            if (p->min_p > 0) {
-                uint32_t k = 1;
-                while (k < m && v[k].p >= p->min_p * v[0].p)
-                    k++;
-                m = k;
-            }
-            id = pick(v, m, r);
-        }
+        id = m != 0 ? draw_one(p, r, v, m) : 0;
     }
     info->logprob += isfinite(logits[id]) ? logits[id] : 0;
     return id;
+}
+
+/* ---- from a list ---- */
+
+/* SURE: how far the sum over all tokens, z, may be off, with room to spare; then a choice that comes out the same at both ends is the right one.
+ * WIDE: logits over temperature, beyond which rounding them would take that room. */
+#define SURE 1e-4
+#define WIDE 256.0f
+
+enum { LIST_ENOUGH = 256, LIST_MARGIN = 16, LIST_MOST = 512 };
+
+bool sample_lists(const struct sample_params *p, uint32_t *n)
+{
+    *n = p->temp <= 0 ? 0 : p->top_k != 0 ? p->top_k + LIST_MARGIN : LIST_ENOUGH;
+    return p->n_bias == 0 && !penalises(p) && (p->temp <= 0 || (p->typical_p >= 1 && p->top_k <= LIST_MOST));
+}
+
+/* How many of n candidates top_p keeps, *cut: fewer than there are tokens. false: too close to call. p of an item: its weight, where the best has 1. */
+static bool nucleus_surely(const struct sample_item *v, uint32_t n, double goal, uint32_t *kept, bool *cut)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        sum += (double)v[i].p;
+        if (sum >= goal * (1 + SURE)) {
+            *kept = i + 1;
+            *cut = true;
+            return true;
+        }
+        if (sum > goal * (1 - SURE))
+            return false;
+    }
+    return true;
+}
+
+static bool min_p_surely(const struct sample_item *v, uint32_t n, double least, uint32_t *kept, bool *cut)
+{
+    for (uint32_t k = 1; k < n; k++) {
+        double p = (double)v[k].p;
+        if (p >= least * (1 + SURE))
+            continue;
+        if (p > least * (1 - SURE))
+            return false;
+        *kept = k;
+        *cut = true;
+        return true;
+    }
+    return true;
+}
+
+/* draw_one() where only the n first candidates are known, and z. What the draw is among weighs `least` to `most`. */
+static bool draw_surely(const struct sample_params *p, struct sample_rng *r, struct sample_item *v, uint32_t n, double z, int32_t *id)
+{
+    struct sample_rng next = *r;
+    double least = z, most = z, sum = 0, u;
+    uint32_t m = n;
+    bool cut = false;
+    for (uint32_t i = 0; i < n; i++)
+        v[i].p = expf(v[i].logit - v[0].logit);
+    if (p->top_p < 1 && !nucleus_surely(v, n, (double)p->top_p * z, &m, &cut))
+        return false;
+    if (p->min_p > 0 && !min_p_surely(v, m, (double)p->min_p, &m, &cut))
+        return false;
+    if (!cut && p->min_p > 0) /* it cuts further down */
+        return false;
+    if (!cut && p->top_p < 1) { /* so does top_p, where the sum passes it */
+        least = z * (double)p->top_p;
+        most = least + (double)v[n - 1].p;
+    }
+    for (uint32_t i = 0; i < m && cut; i++)
+        least = most = (i == 0 ? 0 : most) + (double)v[i].p;
+    u = draw(&next);
+    for (uint32_t i = 0; i < m; i++) {
+        sum += (double)v[i].p;
+        if (sum > (u + SURE) * most) {
+            *id = v[i].id;
+            *r = next;
+            return true;
+        }
+        if (sum > (u - SURE) * least)
+            return false;
+    }
+    return false;
+}
+
+/* Of temperature above 0. */
+static bool draw_listed(const struct sample_params *p, struct sample_rng *r, const struct sample_row *row, struct sample_item *v, int32_t *id)
+{
+    float top = row->figures.top / p->temp, low = top - 30, under = row->floor / p->temp; /* as candidates() has it; what is not listed is below */
+    uint32_t m = 0;
+    if (!(fabsf(top) < WIDE))
+        return false;
+    for (uint32_t i = 0; i < row->n; i++)
+        if (row->list[i].logit / p->temp >= low)
+            v[m++] = (struct sample_item){row->list[i].logit / p->temp, 0, row->list[i].id};
+    sort_items(v, m);
+    bool all = under < low, enough = p->top_k != 0 && p->top_k <= m && (all || v[p->top_k - 1].logit > under);
+    if (m == 0)
+        return false;
+    if (all || enough) {
+        *id = draw_one(p, r, v, enough ? p->top_k : m);
+        return true;
+    }
+    return p->top_k == 0 && draw_surely(p, r, v, m, (double)row->z_temp, id);
+}
+
+bool sample_listed(const struct sample_params *p, struct sample_rng *r, const struct sample_row *row, struct sample_scratch *scratch, int32_t *id,
+                   float *logit, struct sample_info *info)
+{
+    uint32_t n;
+    if (!sample_lists(p, &n) || row->figures.nonfinite != 0)
+        return false;
+    if (p->temp <= 0)
+        *id = row->likeliest;
+    else if (!draw_listed(p, r, row, scratch->items, id))
+        return false;
+    *logit = row->figures.top;
+    for (uint32_t i = 0; i < row->n && *id != row->likeliest; i++)
+        if (row->list[i].id == *id)
+            *logit = row->list[i].logit;
+    tell(&row->figures, info);
+    info->logprob += *logit;
+    return true;
+}
+
+uint32_t sample_top_listed(const struct sample_row *row, uint32_t n, struct sample_item *out)
+{
+    uint32_t have = 0;
+    for (uint32_t i = 0; i < row->n && n > 0; i++) {
+        const struct sample_item *x = &row->list[i];
+        if (have == n && !before(x, &out[n - 1]))
+            continue;
+        uint32_t j = have < n ? have++ : n - 1;
+        for (; j > 0 && before(x, &out[j - 1]); j--)
+            out[j] = out[j - 1];
+        out[j] = *x;
+    }
+    return have;
 }

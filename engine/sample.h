@@ -1,10 +1,11 @@
-/* From logits to a token.
+/* From logits to a token; from a row of them, or from what a device says of a row that it keeps.
  *
  * Order: logit bias, penalties, temperature (0: take the largest, ties to the lowest id), top_k, typical_p, top_p, min_p, draw. Each sequence has its
  * own generator, so a seed gives the same text whatever else runs. No allocation: scratch is the caller's. */
 #ifndef RANKSCOPE_ENGINE_SAMPLE_H
 #define RANKSCOPE_ENGINE_SAMPLE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "kernels/cpu/vec.h"
@@ -30,6 +31,7 @@ struct sample_item { float logit, p; int32_t id; };
 struct sample_scratch {
     float *logits;              /* [vocab] */
     struct sample_item *items;  /* [vocab] */
+    struct sample_item *list;   /* [vocab] for a row that a device looked at; or NULL */
     const struct krn_cpu_vec *vec; /* NULL: plain C */
 };
 
@@ -46,10 +48,28 @@ struct sample_info {
     int constant;    /* 1: all logits are equal */
 };
 
+/* A row of logits that lies elsewhere: its figures, and all of its finite values that are not below `floor`, in any order. */
+struct sample_row {
+    struct krn_logits figures;
+    int32_t likeliest;        /* the first of the largest */
+    float z_temp;             /* sum of exp((x - top) / temperature) over all; right to 1e-5 of itself */
+    float floor;              /* -INFINITY: the list is the whole row */
+    uint32_t n;
+    struct sample_item *list; /* logit and id */
+};
+
 void sample_defaults(struct sample_params *p);
 void sample_seed(struct sample_rng *r, uint64_t seed);
 /* history: the sequence's tokens so far (n of them). Returns the token's id. NaN counts as minus infinity; if nothing is finite, id 0. */
 int32_t sample_token(const struct sample_params *p, struct sample_rng *r, const float *logits, uint32_t vocab, const int32_t *history, uint32_t n,
                      struct sample_scratch *scratch, struct sample_info *info);
+
+/* How long a list of candidates these settings ask for; 0: none. false: they need the whole row. */
+bool sample_lists(const struct sample_params *p, uint32_t *n);
+/* The token that sample_token() would return, with its logit, where the list proves which one that is; else false, and r has not moved. */
+bool sample_listed(const struct sample_params *p, struct sample_rng *r, const struct sample_row *row, struct sample_scratch *scratch, int32_t *id,
+                   float *logit, struct sample_info *info);
+/* As sample_top(), for n that the list reaches. */
+uint32_t sample_top_listed(const struct sample_row *row, uint32_t n, struct sample_item *out);
 
 #endif

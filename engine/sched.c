@@ -128,6 +128,7 @@ static void free_batch(struct batch *b)
     free(b->seg);
     free(b->segs);
     free(b->logit_row);
+    free(b->want);
     memset(b, 0, sizeof *b);
 }
 
@@ -136,6 +137,7 @@ static void free_scratch(struct sample_scratch *s, unsigned n)
     for (unsigned i = 0; s != NULL && i < n; i++) {
         free(s[i].logits);
         free(s[i].items);
+        free(s[i].list);
     }
     free(s);
 }
@@ -147,7 +149,8 @@ static struct sample_scratch *make_scratch(unsigned n, uint32_t vocab, const str
         s[i].vec = vec;
         s[i].logits = calloc(vocab, sizeof *s[i].logits);
         s[i].items = calloc(vocab, sizeof *s[i].items);
-        if (s[i].logits == NULL || s[i].items == NULL) {
+        s[i].list = calloc(vocab, sizeof *s[i].list);
+        if (s[i].logits == NULL || s[i].items == NULL || s[i].list == NULL) {
             free_scratch(s, n);
             return NULL;
         }
@@ -181,14 +184,15 @@ enum rs_result sched_arrays(struct engine *e, struct rs_error *err)
     b.seg = calloc(b.cap, sizeof *b.seg);
     b.segs = calloc(b.cap_segs, sizeof *b.segs);
     b.logit_row = calloc(b.cap_logits, sizeof *b.logit_row);
+    b.want = calloc(b.cap_logits, sizeof *b.want);
     struct seq **row_seq = calloc(b.cap_logits, sizeof(struct seq *)), **run = calloc(cap_run, sizeof(struct seq *));
     struct seq **in_batch = calloc(b.cap, sizeof(struct seq *));
     unsigned n_scratch = e->pool != NULL ? pool_size(e->pool) : 1;
     struct sample_scratch *scratch = make_scratch(n_scratch, e->model->hp.vocab, krn_cpu_vec(e->isa));
     struct sample_pick *picks = calloc(b.cap_logits, sizeof *picks);
     struct spec spec = {0};
-    if (!spec_arrays(&spec, c) || b.token == NULL || b.pos == NULL || b.seg == NULL || b.segs == NULL || b.logit_row == NULL || row_seq == NULL || run == NULL ||
-        in_batch == NULL || scratch == NULL || picks == NULL) {
+    if (!spec_arrays(&spec, c) || b.token == NULL || b.pos == NULL || b.seg == NULL || b.segs == NULL || b.logit_row == NULL || b.want == NULL || row_seq == NULL ||
+        run == NULL || in_batch == NULL || scratch == NULL || picks == NULL) {
         spec_free_arrays(&spec);
         free_batch(&b);
         free(row_seq);
@@ -297,6 +301,16 @@ bool sched_room(struct engine *e, struct seq *s, uint32_t n)
     return true;
 }
 
+/* What the next token of a sequence depends on. */
+static struct batch_want wanted(const struct seq *s)
+{
+    struct batch_want w = {.temp = s->sp.temp > 0 ? s->sp.temp : 0};
+    w.whole = !sample_lists(&s->sp, &w.list);
+    if (w.list + 1 < s->n_logprobs)
+        w.list = s->n_logprobs - 1;
+    return w;
+}
+
 static void add_rows(struct engine *e, struct seq *s, uint32_t n)
 {
     struct batch *b = &e->batch;
@@ -320,15 +334,19 @@ static void add_rows(struct engine *e, struct seq *s, uint32_t n)
     e->in_batch[e->n_in_batch++] = s;
     for (uint32_t at = s->n; at <= last; at++) { /* the row at position at - 1 tells the token at `at`: the next one, or whether a draft is right */
         e->row_seq[b->n_logits] = s;
+        b->want[b->n_logits] = wanted(s);
         b->logit_row[b->n_logits++] = (int32_t)(b->n_rows - 1 - (last - at));
     }
 }
 
-static uint32_t bucket(uint32_t n, uint32_t cap)
+/* Powers of two; where padding is computed too, from 64 on quarters of the way to the next. */
+static uint32_t bucket(uint32_t n, uint32_t cap, bool close)
 {
     uint32_t b = 1;
     while (b < n)
         b *= 2;
+    if (b > 64 && close)
+        b = (n + b / 8 - 1) / (b / 8) * (b / 8);
     return b < cap ? b : cap;
 }
 
@@ -404,6 +422,7 @@ bool sched_build(struct engine *e)
     if (e->model == NULL)
         return false;
     b->n_rows = b->n_segs = b->n_logits = b->max_keys = e->n_in_batch = 0;
+    b->wants = true;
     for (uint32_t i = 0; i < e->n_run; i++)
         e->run[i]->grew = false;
     struct seq *first = e->starved;
@@ -419,7 +438,7 @@ bool sched_build(struct engine *e)
             serve(e, e->run[i]);
     if (e->counts.preemptions == preemptions)
         start_waiting(e);
-    b->bucket = bucket(b->n_rows, b->cap);
+    b->bucket = bucket(b->n_rows, b->cap, e->rt->backend != NULL && e->rt->backend->ops->pads);
     return b->n_rows != 0;
 }
 

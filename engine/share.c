@@ -117,7 +117,10 @@ static bool bring_logits(struct share *s, uint32_t rows)
 enum rs_result share_step(struct share *s, uint32_t which, const struct backend_step *step, const struct probe_set *probes, struct rs_error *err)
 {
     struct backend_step st = *step;
+    struct batch whole = *step->batch; /* no host chooses by its own part of a row */
     struct comm *c = s->span.comm;
+    whole.wants = false;
+    st.batch = &whole;
     memset(s->span.move_us, 0, s->prog[which].n_ops * sizeof *s->span.move_us);
     st.prog = &s->prog[which];
     st.choices = s->choices[which];

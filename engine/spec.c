@@ -27,8 +27,11 @@ bool spec_arrays(struct spec *p, const struct runtime_config *c)
     b->from = calloc(b->cap, sizeof *b->from);
     b->segs = calloc(b->cap_segs, sizeof *b->segs);
     b->logit_row = calloc(b->cap_logits, sizeof *b->logit_row);
+    b->want = calloc(b->cap_logits, sizeof *b->want); /* of every row the largest, no more */
+    b->wants = true;
     p->seq = calloc(b->cap_logits, sizeof(struct seq *));
-    return b->token != NULL && b->pos != NULL && b->seg != NULL && b->from != NULL && b->segs != NULL && b->logit_row != NULL && p->seq != NULL;
+    return b->token != NULL && b->pos != NULL && b->seg != NULL && b->from != NULL && b->segs != NULL && b->logit_row != NULL && b->want != NULL &&
+           p->seq != NULL;
 }
 
 void spec_free_arrays(struct spec *p)
@@ -40,6 +43,7 @@ void spec_free_arrays(struct spec *p)
     free(b->from);
     free(b->segs);
     free(b->logit_row);
+    free(b->want);
     free(p->seq);
     memset(b, 0, sizeof *b);
     p->seq = NULL;
@@ -209,15 +213,24 @@ static int32_t largest(const float *x, uint32_t n)
     return (int32_t)at;
 }
 
+static int32_t best_of(struct engine *e, uint32_t row)
+{
+    struct backend *b = e->rt->backend;
+    struct sample_row r = {.list = e->scratch[0].list};
+    if (b->ops->likeliest != NULL && b->ops->likeliest(b, row, &r) && r.figures.nonfinite == 0)
+        return r.likeliest;
+    return largest(b->ops->logits(b, row), vocab_size(e->model->vocab));
+}
+
 /* Each wanted row's best token becomes a draft. Sequences that may have another get a row for it in the next NextN step. */
 static void take_drafts(struct engine *e, uint32_t each)
 {
     struct spec *p = &e->spec;
     struct batch *b = &p->batch;
-    uint32_t n = b->n_logits, vocab = vocab_size(e->model->vocab);
+    uint32_t n = b->n_logits;
     for (uint32_t i = 0; i < n; i++) {
         struct seq *s = p->seq[i];
-        s->tok[s->n + s->n_draft] = largest(e->rt->backend->ops->logits(e->rt->backend, i), vocab);
+        s->tok[s->n + s->n_draft] = best_of(e, i);
         s->kind[s->n + s->n_draft++] = BATCH_GENERATED;
     }
     b->n_rows = b->n_segs = b->n_logits = b->max_keys = 0;

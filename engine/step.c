@@ -296,12 +296,33 @@ static enum seq_stop deliver(struct engine *e, struct seq *s, int32_t id)
     return hit != SIZE_MAX ? SEQ_STOP_STRING : SEQ_STOP_NONE;
 }
 
+/* What the device says of a wanted row. */
+static bool look_up(struct engine *e, uint32_t row, unsigned worker, struct sample_row *out)
+{
+    struct backend *b = e->rt->backend;
+    *out = (struct sample_row){.list = e->scratch[worker].list};
+    return b->ops->likeliest != NULL && b->ops->likeliest(b, row, out);
+}
+
+/* By that, if it settles the matter: the token, and the likeliest ones beside it if they are kept. */
+static bool choose_listed(struct engine *e, struct seq *s, uint32_t row, unsigned worker)
+{
+    struct sample_pick *p = &e->picks[row];
+    struct sample_row r;
+    p->listed = look_up(e, row, worker, &r) && (r.n + 1 >= s->n_logprobs || r.floor == -INFINITY) &&
+                sample_listed(&s->sp, &s->rng, &r, &e->scratch[worker], &p->id, &p->logit, &p->info);
+    return p->listed;
+}
+
 static void choose(struct engine *e, struct seq *s, uint32_t row, unsigned worker)
 {
     struct sample_pick *p = &e->picks[row];
-    p->id = sample_token(&s->sp, &s->rng, e->rt->backend->ops->logits(e->rt->backend, row), vocab_size(e->model->vocab), s->tok, s->n,
-                         &e->scratch[worker], &p->info);
     p->chosen = true;
+    if (choose_listed(e, s, row, worker))
+        return;
+    const float *x = e->rt->backend->ops->logits(e->rt->backend, row);
+    p->id = sample_token(&s->sp, &s->rng, x, vocab_size(e->model->vocab), s->tok, s->n, &e->scratch[worker], &p->info);
+    p->logit = x[p->id];
 }
 
 /* A sequence with one wanted row knows all that its token depends on; what drafts stand behind is chosen when it is known that they are right. */
@@ -311,14 +332,31 @@ static bool stands_alone(const struct engine *e, uint32_t row, uint32_t n)
     return (row == 0 || e->row_seq[row - 1] != s) && (row + 1 == n || e->row_seq[row + 1] != s);
 }
 
-/* A worker's share of the rows. */
+/* A worker's share of the rows; not those that would have to be fetched. */
 static void choose_share(void *arg, unsigned worker)
 {
     struct engine *e = arg;
     uint32_t n = e->batch.n_logits;
-    for (uint32_t i = worker; i < n; i += e->n_scratch)
-        if (stands_alone(e, i, n))
+    bool here = e->rt->backend->ops->likeliest == NULL;
+    for (uint32_t i = worker; i < n; i += e->n_scratch) {
+        if (!stands_alone(e, i, n))
+            continue;
+        if (here || e->batch.want[i].whole)
             choose(e, e->row_seq[i], i, worker);
+        else
+            e->picks[i].chosen = choose_listed(e, e->row_seq[i], i, worker);
+    }
+}
+
+/* Logits, or what stands for them, that choosing reads. */
+static uint64_t to_read(const struct engine *e, uint32_t n)
+{
+    uint64_t each = vocab_size(e->model->vocab), all = 0;
+    if (e->rt->backend->ops->likeliest == NULL)
+        return n * each;
+    for (uint32_t i = 0; i < n; i++)
+        all += e->batch.want[i].whole ? each : 8 * (uint64_t)e->batch.want[i].list;
+    return all;
 }
 
 /* Tokens of many sequences at once, by all workers: reading a large vocabulary's logits row by row would hold up the next step. Each sequence has its
@@ -327,18 +365,24 @@ static void choose_all(struct engine *e, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
         e->picks[i].chosen = false;
-    if (e->n_scratch > 1 && (uint64_t)n * vocab_size(e->model->vocab) >= CHOOSE_TOGETHER)
+    if (e->n_scratch > 1 && to_read(e, n) >= CHOOSE_TOGETHER)
         pool_run(e->pool, choose_share, e);
 }
 
 /* Of softmax(logits), before any sampling setting. */
-static void keep_logprobs(struct seq *s, int32_t id, const struct sample_info *info, const float *logits, uint32_t vocab)
+static void keep_logprobs(struct engine *e, struct seq *s, uint32_t row)
 {
+    const struct sample_pick *pick = &e->picks[row];
     struct sample_item top[SEQ_MAX_LOGPROBS];
     struct seq_logprob *p = s->logprobs + (size_t)s->n_out * s->n_logprobs;
-    uint32_t n = sample_top(logits, vocab, s->n_logprobs - 1, top);
-    float shift = info->logprob - logits[id];
-    p[0] = (struct seq_logprob){id, info->logprob};
+    struct sample_row r;
+    uint32_t n;
+    if (pick->listed && look_up(e, row, 0, &r))
+        n = sample_top_listed(&r, s->n_logprobs - 1, top);
+    else
+        n = sample_top(e->rt->backend->ops->logits(e->rt->backend, row), vocab_size(e->model->vocab), s->n_logprobs - 1, top);
+    float shift = pick->info.logprob - pick->logit;
+    p[0] = (struct seq_logprob){pick->id, pick->info.logprob};
     for (uint32_t k = 1; k < s->n_logprobs; k++)
         p[k] = k <= n ? (struct seq_logprob){top[k - 1].id, top[k - 1].logit + shift} : (struct seq_logprob){-1, 0};
 }
@@ -361,7 +405,7 @@ static enum seq_stop advance(struct engine *e, struct seq *s, uint32_t row, uint
     if (end && !s->ignore_eos)
         return SEQ_STOP_EOS;
     if (s->n_logprobs != 0)
-        keep_logprobs(s, id, &info, e->rt->backend->ops->logits(e->rt->backend, row), vocab_size(e->model->vocab));
+        keep_logprobs(e, s, row);
     s->tok[s->n] = id;
     s->kind[s->n++] = BATCH_GENERATED;
     s->n_out++;
@@ -468,7 +512,7 @@ enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool
     }
     const bool shadowed = PROBE_BUILT && shadow_observe(e, &both);
     struct backend_step st = {.prog = &e->rt->prog, .choices = e->rt->choices, .batch = &e->batch, .probes = copies != NULL || shadowed ? &both : armed,
-                              .generation = e->patches.now.generation, .graph = e->graph && copies == NULL && !walk, .graph_guard = e->guard, .fast = e->fast,
+                              .generation = e->patches.now.generation, .graph = e->graph && copies == NULL && !walk && (b->ops->replays == NULL || b->ops->replays(b, &e->batch)), .graph_guard = e->guard, .fast = e->fast,
                               .whole = e->spec.n != 0 /* drafts start from the rows' hidden states */, .hook = walk ? brk_hook : NULL, .hook_arg = e, .stuck = stuck, .stuck_arg = e};
     if (rc != RS_OK)
         return rc;

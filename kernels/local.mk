@@ -53,6 +53,7 @@ CUDA_SOURCES = \
 	kernels/cuda/heads.cu \
 	kernels/cuda/index.cu \
 	kernels/cuda/join.cu \
+	kernels/cuda/likeliest.cu \
 	kernels/cuda/linear.cu \
 	kernels/cuda/mla.cu \
 	kernels/cuda/mla_batch.cu \

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "tests/tap.h"
 
@@ -243,9 +244,101 @@ static void test_top(void)
     s_logits[7] = 0;
 }
 
+/* What a device would say of s_logits: its n largest values and those equal to the last of them, the likeliest last; z off by as much as is allowed. */
+static struct sample_row row_of(int n, float temp, double off, struct sample_item *list)
+{
+    struct sample_row row = {.floor = -INFINITY, .likeliest = -1, .list = list};
+    double z = 0;
+    krn_cpu_vec(KRN_ISA_PORTABLE)->describe(s_logits, VOCAB, &row.figures);
+    for (int i = 0; i < VOCAB; i++) {
+        if (n < VOCAB && rank_of(i) == n - 1)
+            row.floor = s_logits[i];
+        z += exp(((double)s_logits[i] - (double)row.figures.top) / (double)temp);
+    }
+    for (int i = VOCAB; i-- > 0;) {
+        if (s_logits[i] >= row.floor)
+            list[row.n++] = (struct sample_item){.logit = s_logits[i], .id = i};
+        if (s_logits[i] == row.figures.top)
+            row.likeliest = i;
+    }
+    row.z_temp = (float)(z * off);
+    return row;
+}
+
+/* One row in many settings: how many draws the list settled, and how many of those otherwise than the row does. */
+static int settle(int n, unsigned seed, double off, int *wrong, int *moved)
+{
+    static struct sample_item list[VOCAB];
+    static const float temps[] = {0, 0.3f, 1, 1.7f};
+    int settled = 0;
+    for (unsigned i = 0; i < 4 * 24; i++) {
+        struct sample_params p;
+        struct sample_rng a, b, start;
+        struct sample_info ia, ib;
+        int32_t id;
+        float logit;
+        sample_defaults(&p);
+        p.temp = temps[i % 4];
+        p.top_k = i / 4 % 3 == 1 ? 1 + seed % 40 : 0;
+        p.top_p = i / 12 % 4 == 1 ? 0.9f : i / 12 % 4 == 2 ? 0.4f : 1;
+        p.min_p = i / 48 == 1 ? 0.1f : 0;
+        struct sample_row row = row_of(n, p.temp > 0 ? p.temp : 1, off, list);
+        sample_seed(&start, seed * 1000 + i);
+        a = b = start;
+        int32_t want = draw_after(&p, &a, NULL, 0, &ia);
+        if (!sample_listed(&p, &b, &row, &s_scratch, &id, &logit, &ib)) {
+            *moved += memcmp(&b, &start, sizeof b) != 0;
+            continue;
+        }
+        settled++;
+        *wrong += id != want || logit != s_logits[want] || memcmp(&a, &b, sizeof a) != 0 || memcmp(&ia, &ib, sizeof ia) != 0;
+    }
+    return settled;
+}
+
+static void test_listed(void)
+{
+    int settled = 0, wrong = 0, moved = 0, rows = 0, whole = 0;
+    for (unsigned seed = 0; seed < 24; seed++) {
+        fill(seed, seed % 3 == 0 ? 2 : seed % 3 == 1 ? 12 : 60);
+        for (int i = 0; i < VOCAB && seed % 4 == 3; i++)
+            s_logits[i] = floorf(s_logits[i]); /* many equals */
+        settled += settle(50, seed, seed % 2 == 0 ? 1 + 1e-5 : 1 - 1e-5, &wrong, &moved);
+        whole += settle(VOCAB, seed, 1, &wrong, &moved);
+        rows += 4 * 24;
+    }
+    tap_eq_int(wrong, 0, "a list never gives another token than the row, with the same numbers about it");
+    tap_eq_int(moved, 0, "where it cannot tell, no random number is used up");
+    tap_eq_int(whole, rows, "a list of all tokens always can");
+    tap_ok(settled > rows / 2 && settled < rows, "50 of 2,048 settled %d of %d draws", settled, rows);
+    fill(3, 12);
+    wrong = 0;
+    for (unsigned seed = 0; seed < 20; seed++)
+        settle(50, seed, 1.2, &wrong, &moved);
+    tap_ok(wrong > 0, "and a wrong sum over all tokens would be seen here");
+}
+
+static void test_lists(void)
+{
+    struct sample_params p;
+    uint32_t n;
+    sample_defaults(&p);
+    tap_ok(sample_lists(&p, &n) && n == 0, "the largest needs no list");
+    p.temp = 1;
+    p.top_k = 40;
+    tap_ok(sample_lists(&p, &n) && n > 40, "top_k needs a longer one");
+    p.top_k = 5000;
+    tap_ok(!sample_lists(&p, &n), "a very large one the row");
+    p.top_k = 0;
+    p.frequency_penalty = 1;
+    tap_ok(!sample_lists(&p, &n), "as do penalties");
+}
+
 int main(void)
 {
-    tap_plan(21);
+    tap_plan(30);
+    test_listed();
+    test_lists();
     test_order();
     test_typical();
     test_chi_square();

@@ -375,6 +375,45 @@ struct kcu_probe {
 size_t kcu_probe_parts(size_t values);
 cudaError_t kcu_probe(const struct kcu_launch *l, const struct kcu_probe *a);
 
+/* ---- from logits to a token ---- */
+
+#define KCU_LIKELIEST_CHUNK 4096 /* logits that are folded together */
+#define KCU_LIST 1024            /* the longest list of candidates */
+
+/* What there is to say of a row of logits, or of a part of it, over its finite values. See krn_logits: the sums are of e = exp(x - top) over those that
+ * are not the largest themselves. */
+struct kcu_top {
+    float top, second, low;
+    int32_t at; /* the first with the value of top; -1: none is finite */
+    uint32_t tops, nonfinite;
+    float z, w, w2;
+    float zt;    /* sum of exp((x - top) / temp) over all; 0 without a temperature */
+    float floor; /* what is not below it is in the list: -INFINITY says all of it, INFINITY nothing */
+    uint32_t n;  /* length of the list */
+};
+
+struct kcu_likely {
+    float x;
+    int32_t id;
+};
+
+/* The largest of each row, and lists of its likeliest in no order. Where a row holds what is no number, or so many have the same value that a list would
+ * pass KCU_LIST, the list is shorter than was asked for, or empty. */
+struct kcu_likeliest {
+    const float *x;
+    size_t pitch;
+    uint32_t width, n; /* columns, rows */
+    int32_t id0;       /* of the first column */
+    const float *temp; /* [n] 0: none */
+    const uint32_t *list;   /* [n] how many to list at least, as far as they lie within reach of a draw; 0: none. NULL: no row has a list */
+    struct kcu_top *parts;  /* [n][kcu_likeliest_parts()], scratch */
+    uint32_t *arrived;      /* [n] zeros, and left as zeros */
+    struct kcu_top *out;    /* [n]; host memory mapped for the device is fine */
+    struct kcu_likely *likely; /* [n][KCU_LIST]; the same */
+};
+size_t kcu_likeliest_parts(uint32_t width);
+cudaError_t kcu_likeliest(const struct kcu_launch *l, const struct kcu_likeliest *a); /* one launch, two with lists */
+
 /* ---- DSA indexer ---- */
 
 struct kcu_index_store {
