@@ -180,13 +180,13 @@ static enum rs_result spawn(struct hosts *h, struct host *x, char *const words[]
     int e = posix_spawnp(&x->child, words[0], &fa, &attr, words, environ);
     posix_spawn_file_actions_destroy(&fa);
     posix_spawnattr_destroy(&attr);
-    close(in[0]);
     char hex[2 * LINK_SECRET + 2];
     for (size_t i = 0; i < LINK_SECRET; i++)
         snprintf(hex + 2 * i, 3, "%02x", (unsigned char)h->secret[i]);
     memcpy(hex + 2 * LINK_SECRET, "\n", 2);
     if (e == 0 && write(in[1], hex, sizeof hex - 1) < 0) { /* a pipe takes as much at once; if it is not read, nobody will connect */
     }
+    close(in[0]); /* only now: a pipe that nobody can read any more would end this process by SIGPIPE */
     close(in[1]);
     if (e == 0)
         return RS_OK;
