@@ -349,8 +349,10 @@ until "$real" ps 2>/dev/null | grep -q tiny || [ $tries -gt 50 ]; do
     sleep 0.1
 done
 run 100x30 "$real attach"
-sees "attach: the question" '> Write a long story'
 sees "attach: the panels" '\[Input\]'
+sees "attach: the answer went on by itself" '\(cut after 300 tokens\)'
+tm send-keys PageUp
+sees "attach: the question" '> Write a long story'
 first=$n_servers
 "$real" top --once >top 2>&1
 tap_like "top beside it prints the ranks" "$(cat top)" '^│ *rank '
@@ -364,8 +366,6 @@ tm send-keys C-c
 tm kill-server
 n_servers=$first
 tm send-keys C-d
-sleep 0.3
-tm send-keys C-c C-d
 ends "leaving" 0
 "$real" stop >/dev/null 2>&1
 tap_done
