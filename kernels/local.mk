@@ -74,6 +74,7 @@ EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/gemm.cuh \
 	kernels/cuda/norm.cuh \
 	kernels/cuda/router.cuh \
+	kernels/cuda/steps.cuh \
 	kernels/cuda/tensor.cuh
 if HAVE_CUDA
 libkernels_a_LIBADD += $(CUDA_SOURCES:.cu=.o)

@@ -70,7 +70,8 @@ RS_EOF
   ], [AC_MSG_RESULT([no ($cuda_why)])])
 ])
 
-dnl Turn the list of compute capabilities into -gencode options. A default that this nvcc does not know is dropped, an asked-for one fails.
+dnl Turn the list of compute capabilities into -gencode options. A default that this nvcc does not know is dropped, an asked-for one fails. 90 becomes 90a, which
+dnl has the tensor cores' own instructions and runs wherever 90 does; the PTX for devices to come must do without them.
 AC_DEFUN([RS_CUDA_ARCHS], [
   rs_known=`"$NVCC" --list-gpu-arch 2>/dev/null | tr '\n' ' '`
   rs_list=$with_cuda_arch
@@ -79,7 +80,9 @@ AC_DEFUN([RS_CUDA_ARCHS], [
   for rs_arch in `echo "$rs_list" | tr ',' ' '`; do
     AS_CASE([" $rs_known "],
       [*" compute_$rs_arch "*], [
-        NVCC_GENCODE="$NVCC_GENCODE -gencode arch=compute_$rs_arch,code=sm_$rs_arch"
+        rs_own=$rs_arch
+        AS_IF([test "$rs_arch" = 90], [rs_own=90a])
+        NVCC_GENCODE="$NVCC_GENCODE -gencode arch=compute_$rs_own,code=sm_$rs_own"
         cuda_archs="$cuda_archs${cuda_archs:+,}$rs_arch"
         AS_IF([test "$rs_arch" -gt $rs_newest], [rs_newest=$rs_arch])
       ],
