@@ -1,58 +1,88 @@
-/* The router for many rows: logits as tiles of rows and experts in f32, then the choices, a block each. A logit is one chain of sums along K, whatever
- * the number of rows. */
+/* The router for many rows: logits as tiles of rows and experts in f32, then the choices, a block each. The warps of a block share K; what a warp adds up, and
+ * the order in which the warps' sums are added, depends on K alone, so a logit has the same bits whatever the number of rows. */
 #include "kernels/cuda/router.cuh"
+#include "kernels/cuda/tensor.cuh"
 
-enum { THREADS = 256, EXPERTS = 16, BK = 64, STRIDE = BK + 4, CHOOSERS = 64 };
+enum { WARPS = 8, THREADS = WARPS * 32, ROWS = 16, EXPERTS = 16, PART = 32, BK = WARPS * PART, STRIDE = BK + 4, STAGES = 3, CHOOSERS = 64 };
+enum { MY_ROWS = 4, MY_EXPERTS = 2 }; /* of a lane: rows lane / 8 + 4 i, experts lane % 8 + 8 j */
 
-/* A thread: one expert and RT rows, 16 apart. */
-template <int RT> static __global__ void __launch_bounds__(THREADS) logits_kernel(const __grid_constant__ struct kcu_route a, uint64_t *at)
+struct tile {
+    float x[ROWS][STRIDE], w[EXPERTS][STRIDE];
+};
+
+/* One step of the block's rows and experts, zeros behind the end of K; rows past the last repeat it. */
+static __device__ __forceinline__ void fetch(const struct kcu_route &a, uint32_t row0, uint32_t e0, uint32_t k0, tile &to)
 {
-    __shared__ __align__(16) float x[16 * RT][STRIDE], w[EXPERTS][STRIDE];
+#pragma unroll
+    for (uint32_t i = threadIdx.x; i < (ROWS + EXPERTS) * (BK / 4); i += THREADS) {
+        const uint32_t r = i / (BK / 4), c = i % (BK / 4) * 4, row = row0 + r, e = e0 + r - ROWS;
+        const float *from = r < ROWS ? a.x + (row < a.n ? row : a.n - 1) * a.x_pitch
+                                     : (const float *)(a.gate.w + (size_t)(e < a.n_experts ? e : a.n_experts - 1) * a.gate.pitch);
+        float *at = r < ROWS ? &to.x[r][c] : &to.w[r - ROWS][c];
+        if (k0 + c < a.gate.k)
+            copy_async<16>(at, from + k0 + c);
+        else
+            *(float4 *)at = make_float4(0, 0, 0, 0);
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS, 2) logits_kernel(const __grid_constant__ struct kcu_route a, uint64_t *at)
+{
+    extern __shared__ __align__(16) uint8_t room[];
+    tile *tiles = (tile *)room;
     pdl_release();
     pdl_wait();
     stamp(at);
-    const uint32_t k = a.gate.k, row0 = blockIdx.y * 16 * RT, e0 = blockIdx.x * EXPERTS, t = threadIdx.x, r = t / (BK / 4), c = t % (BK / 4) * 4;
-    const uint32_t mine = t % EXPERTS, first = t / EXPERTS;
-    const float *gate = (const float *)(a.gate.w + (size_t)(e0 + r < a.n_experts ? e0 + r : a.n_experts - 1) * a.gate.pitch);
-    float acc[RT] = {};
-    float4 nx[RT], nw;
-    for (uint32_t k0 = 0;; k0 += BK) {
-        if (k0 != 0) {
-            __syncthreads();
-#pragma unroll
-            for (int i = 0; i < RT; i++)
-                *(float4 *)&x[r + 16 * i][c] = nx[i];
-            *(float4 *)&w[r][c] = nw;
-            __syncthreads();
-        }
-        const bool more = k0 < k, here = k0 + c < k;
-#pragma unroll
-        for (int i = 0; i < RT && more; i++) {
-            const uint32_t row = row0 + r + 16 * i < a.n ? row0 + r + 16 * i : a.n - 1;
-            nx[i] = here ? *(const float4 *)(a.x + row * a.x_pitch + k0 + c) : make_float4(0, 0, 0, 0);
-        }
-        if (more)
-            nw = here ? __ldg((const float4 *)(gate + k0 + c)) : make_float4(0, 0, 0, 0);
-        if (k0 == 0)
-            continue;
-#pragma unroll 4
-        for (int j = 0; j < BK; j += 4) {
-            const float4 u = *(const float4 *)&w[mine][j];
-#pragma unroll
-            for (int i = 0; i < RT; i++) {
-                const float4 v = *(const float4 *)&x[first + 16 * i][j];
-                acc[i] = fmaf(u.x, v.x, acc[i]), acc[i] = fmaf(u.y, v.y, acc[i]), acc[i] = fmaf(u.z, v.z, acc[i]), acc[i] = fmaf(u.w, v.w, acc[i]);
-            }
-        }
-        if (!more)
-            break;
+    const uint32_t row0 = blockIdx.y * ROWS, e0 = blockIdx.x * EXPERTS, warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane / 8, e = lane % 8,
+                   n = (a.gate.k + BK - 1) / BK;
+    float acc[MY_ROWS][MY_EXPERTS] = {};
+    for (uint32_t s = 0; s < STAGES - 1; s++) {
+        if (s < n)
+            fetch(a, row0, e0, s * BK, tiles[s]);
+        copies_commit();
     }
+    for (uint32_t s = 0; s < n; s++) {
+        const tile &now = tiles[s % STAGES];
+        copies_wait<STAGES - 2>();
+        __syncthreads();
+        if (s + STAGES - 1 < n)
+            fetch(a, row0, e0, (s + STAGES - 1) * BK, tiles[(s + STAGES - 1) % STAGES]);
+        copies_commit();
 #pragma unroll
-    for (int i = 0; i < RT; i++) {
-        const uint32_t row = row0 + first + 16 * i;
-        if (row < a.n && e0 + mine < a.n_experts)
-            a.p[row * a.p_pitch + e0 + mine] = acc[i];
+        for (uint32_t k = warp * PART; k < warp * PART + PART; k += 4) {
+            float4 x[MY_ROWS], w[MY_EXPERTS];
+#pragma unroll
+            for (int i = 0; i < MY_ROWS; i++)
+                x[i] = *(const float4 *)&now.x[r + 4 * i][k];
+#pragma unroll
+            for (int j = 0; j < MY_EXPERTS; j++)
+                w[j] = *(const float4 *)&now.w[e + 8 * j][k];
+#pragma unroll
+            for (int i = 0; i < MY_ROWS; i++)
+#pragma unroll
+                for (int j = 0; j < MY_EXPERTS; j++) {
+                    float v = acc[i][j];
+                    v = fmaf(w[j].x, x[i].x, v), v = fmaf(w[j].y, x[i].y, v);
+                    acc[i][j] = fmaf(w[j].w, x[i].w, fmaf(w[j].z, x[i].z, v));
+                }
+        }
     }
+    float(*part)[ROWS * EXPERTS] = (float(*)[ROWS * EXPERTS])room;
+    copies_wait<0>();
+    __syncthreads(); /* the tiles have been used */
+#pragma unroll
+    for (int i = 0; i < MY_ROWS; i++)
+#pragma unroll
+        for (int j = 0; j < MY_EXPERTS; j++)
+            part[warp][(r + 4 * i) * EXPERTS + e + 8 * j] = acc[i][j];
+    __syncthreads();
+    const uint32_t row = row0 + threadIdx.x / EXPERTS, expert = e0 + threadIdx.x % EXPERTS;
+    float sum = part[0][threadIdx.x];
+#pragma unroll
+    for (int i = 1; i < WARPS; i++)
+        sum += part[i][threadIdx.x];
+    if (row < a.n && expert < a.n_experts)
+        a.p[row * a.p_pitch + expert] = sum;
 }
 
 static __global__ void __launch_bounds__(CHOOSERS) choose_kernel(const __grid_constant__ struct kcu_route a)
@@ -70,14 +100,16 @@ extern "C" bool kcu_route_many_takes(const struct kcu_route *a)
 
 extern "C" cudaError_t kcu_route_many(const struct kcu_launch *l, const struct kcu_route *a)
 {
+    static_assert(ROWS * EXPERTS == THREADS, "a thread adds up one logit");
     if (a->n == 0)
         return cudaSuccess;
     if (a->n_experts > MAX_EXPERTS || a->n_used > MAX_USED || a->n_used > a->n_experts || a->n_groups > 32)
         return cudaErrorInvalidValue;
-    const uint32_t across = (a->n_experts + EXPERTS - 1) / EXPERTS;
     struct kcu_launch next = *l;
-    cudaError_t e = a->n <= 512 ? launch(l, logits_kernel<1>, dim3(across, (a->n + 15) / 16), dim3(THREADS), 0, 0, *a, l->stamp)
-                                : launch(l, logits_kernel<4>, dim3(across, (a->n + 63) / 64), dim3(THREADS), 0, 0, *a, l->stamp);
+    cudaError_t e = cudaFuncSetAttribute(logits_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STAGES * sizeof(tile));
+    if (e == cudaSuccess)
+        e = launch(l, logits_kernel, dim3((a->n_experts + EXPERTS - 1) / EXPERTS, (a->n + ROWS - 1) / ROWS), dim3(THREADS), STAGES * sizeof(tile), 0, *a,
+                   l->stamp);
     next.stamp = NULL;
     return e == cudaSuccess ? launch(&next, choose_kernel, dim3(a->n), dim3(CHOOSERS), 0, 0, *a) : e;
 }
