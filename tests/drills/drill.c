@@ -41,6 +41,7 @@ const size_t DRILL_COUNT = sizeof DRILLS / sizeof DRILLS[0];
 
 static struct program s_program;       /* of the present step with other views */
 static const struct program *s_of;
+static enum fault s_for = NONE;
 static struct op_view *s_original;     /* the views that those were made from */
 
 static enum fault planted(void)
@@ -124,15 +125,21 @@ static void turn(struct op_view *v)
 static void change_views(const struct program *p, enum fault f)
 {
     size_t bytes = (size_t)p->n_views * p->n_ranks * sizeof *p->views;
-    if (s_of == p && s_program.views != NULL && s_program.n_views == p->n_views && memcmp(s_original, p->views, bytes) == 0)
-        return; /* an address alone may be another program's by now */
+    struct op_view *views = s_program.views;
+    if (s_for == f && s_of == p && views != NULL && s_program.n_views == p->n_views && memcmp(s_original, p->views, bytes) == 0) {
+        /* An address alone may be another program's by now: that of an engine opened since, even with all its weights where they were. */
+        s_program = *p;
+        s_program.views = views;
+        return;
+    }
     while (s_n_turned > 0)
         free(s_turned[--s_n_turned]);
-    free(s_program.views);
+    free(views);
     free(s_original);
     s_original = malloc(bytes);
     memcpy(s_original, p->views, bytes);
     s_of = p;
+    s_for = f;
     s_program = *p;
     s_program.views = malloc(bytes);
     memcpy(s_program.views, p->views, bytes);
