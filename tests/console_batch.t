@@ -173,7 +173,7 @@ printf 'lost 2 killed by signal 9\n' >script
 feed 'one two three
 /info'
 tap_like "an engine that dies" "$status $err" '^3 error: the engine is gone: killed by signal 9; last: blk.1.attn.mla'
-printf 'token-us 100000\n' >script
+printf 'gate 5 never\n' >script
 printf 'one two three four five six seven\n/info\n' >long
 rm -f out
 "$prog" <long >out 2>err &

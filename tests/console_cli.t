@@ -158,7 +158,7 @@ else
     tap_skip "no /dev/full"
 fi
 
-printf 'token-us 100000\n' >script
+printf 'gate 5 never\n' >script
 rm -f out log
 "$prog" chat -p 'one two three four five six seven' >out 2>err &
 pid=$!

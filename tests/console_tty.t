@@ -67,7 +67,8 @@ restored
 END
 tap_ok "TERM=dumb: no escape sequence at all" sh -c "! LC_ALL=C grep -q \"\$(printf '\\033')\" screen"
 
-printf 'token-us 60000\n' >script
+# An answer that stands still at its fifth word (three are the thought's) until it is let go.
+printf 'gate 5 go\n' >script
 at "Ctrl-C stops the answer, not the program" <<'END'
 expect > 
 send one two three four five six seven eight nine ten\r
@@ -84,12 +85,15 @@ send \x04
 exit 0
 restored
 END
+printf 'gate 2 go\n' >script
 at "typing ahead waits for the answer" --no-think <<'END'
 expect > 
 send one two three\r
 expect You
 send /mode\r
+pause 50
 absent /mode
+run : >go
 expect three
 expect > /mode
 expect mode: graph
@@ -97,6 +101,7 @@ expect >
 send \x04
 exit 0
 END
+rm go
 : >script
 at "Ctrl-C at the prompt drops the line" <<'END'
 expect > 
@@ -138,7 +143,7 @@ kill 15
 exit 143
 restored
 END
-printf 'token-us 60000\n' >script
+printf 'gate 5 go\n' >script
 at "SIGTERM while an answer runs restores the terminal" <<'END'
 expect > 
 send one two three four five six seven eight nine ten\r
@@ -147,6 +152,7 @@ kill 15
 exit 143
 restored
 END
+: >script
 at "Ctrl-Z at the prompt gives the terminal back until it goes on" <<'END'
 expect > 
 echo off
@@ -170,6 +176,7 @@ expect >
 kill 1
 exit 129
 END
+printf 'gate 5 go\n' >script
 at "a terminal that is gone ends it" <<'END'
 expect > 
 send one two three four five six seven eight nine ten\r

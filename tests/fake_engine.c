@@ -197,6 +197,8 @@ static void directive(struct rs_engine *e, char *line)
         json_object_set_new(json_object_get(s, "fails"), method, json_pack("[s, s]", code, rest + m));
     } else if ((strcmp(name, "lost") == 0 || strcmp(name, "log") == 0) && sscanf(rest, "%31s %n", code, &m) == 1 && m > 0) {
         json_object_set_new(s, name, json_pack("[s, s]", code, rest + m));
+    } else if (strcmp(name, "gate") == 0 && sscanf(rest, "%31s %n", code, &m) == 1 && m > 0) {
+        json_array_append_new(json_object_get(s, "gates"), json_pack("[i, s]", atoi(code), rest + m));
     } else if (strcmp(name, "live") == 0) {
         e->live = atof(rest) / 100;
     } else if (strcmp(name, "rank") == 0) {
@@ -210,7 +212,7 @@ static void directive(struct rs_engine *e, char *line)
 static void read_script(struct rs_engine *e)
 {
     const char *path = getenv("RANKSCOPE_FAKE");
-    e->script = json_pack("{s:[], s:{}, s:{}}", "answers", "replies", "fails");
+    e->script = json_pack("{s:[], s:[], s:{}, s:{}}", "answers", "gates", "replies", "fails");
     FILE *f = path != NULL ? fopen(path, "r") : NULL;
     if (path != NULL && f == NULL)
         bad_script(path);
@@ -351,13 +353,59 @@ static bool due(const struct rs_engine *e)
     return e->queue != NULL && e->queue->due_us <= fake_now_us();
 }
 
+static bool of_stream(const struct rs_engine *e, const struct fake_event *f)
+{
+    return f->ev.id == e->stream && (f->ev.type == RS_EVENT_TOKEN || f->ev.type == RS_EVENT_DONE);
+}
+
+static bool gate_is_shut(const struct rs_engine *e)
+{
+    size_t i;
+    json_t *g;
+    json_array_foreach(json_object_get(e->script, "gates"), i, g)
+        if (json_integer_value(json_array_get(g, 0)) == e->given_tokens && access(json_string_value(json_array_get(g, 1)), F_OK) != 0)
+            return true;
+    return false;
+}
+
+/* At a gate that is shut all that is still to come of the stream is put off a little; then the file is looked for again. */
+static void wait_at_gate(struct rs_engine *e)
+{
+    enum { AGAIN_US = 5000 };
+    struct fake_event *held = NULL, **end = &held;
+    if (!due(e) || e->stream == 0 || !of_stream(e, e->queue) || !gate_is_shut(e))
+        return;
+    uint64_t later = fake_now_us() + AGAIN_US - e->queue->due_us;
+    for (struct fake_event **at = &e->queue; *at != NULL;) {
+        struct fake_event *f = *at;
+        if (of_stream(e, f)) {
+            *at = f->next;
+            f->next = NULL;
+            *end = f;
+            end = &f->next;
+        } else {
+            e->last = f;
+            at = &f->next;
+        }
+    }
+    while (held != NULL) {
+        struct fake_event *f = held;
+        held = f->next;
+        f->due_us += later;
+        insert(e, f);
+    }
+    arm(e);
+}
+
 enum rs_result rs_next(struct rs_engine *e, int timeout_ms, struct rs_event *out, struct rs_error *err)
 {
     if (e->lost)
         return error_set(err, RS_EENGINE, "the engine is gone");
     struct pollfd p = {.fd = e->fd, .events = POLLIN};
+    wait_at_gate(e);
     if (!due(e) && timeout_ms != 0)
         poll(&p, 1, timeout_ms);
+    wait_at_gate(e);
     if (!due(e))
         return error_set(err, RS_ETIMEOUT, "nothing yet");
     free_event(e->given);
@@ -368,6 +416,7 @@ enum rs_result rs_next(struct rs_engine *e, int timeout_ms, struct rs_event *out
     if (out->type == RS_EVENT_DONE && out->id == e->stream)
         e->stream = 0;
     if (out->type == RS_EVENT_TOKEN) {
+        e->given_tokens++;
         e->snapshot.step++;
         e->snapshot.tokens_total++;
     }

@@ -9,6 +9,7 @@
  *   answer TEXT            the text of the next answer (several queue up; without any, the answer is "You said: " and the message)
  *   think TEXT             what is thought before answers, where the prompt ends inside a thought
  *   token-us N             time from one token to the next; 0, the default: all at once
+ *   gate N FILE            an answer stands still after N tokens until FILE is there: what a test does meanwhile does not race with it
  *   open-us N              how long opening a model takes, with PROGRESS events on the way
  *   done JSON              members to put into every DONE object
  *   model JSON             members to put into info.model
@@ -46,6 +47,7 @@ struct rs_engine {
     json_t *sessions; /* id: {"data","stream"} */
     json_t *streams;  /* id: {"text","thinking","done"} */
     uint32_t stream;  /* the one that runs, or 0 */
+    uint32_t given_tokens; /* of that one */
     uint32_t opening; /* the last request to open */
     struct rs_snapshot snapshot;
     double live; /* how much times vary, 0: they do not */

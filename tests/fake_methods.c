@@ -316,6 +316,7 @@ static void do_submit(struct rs_engine *e, uint32_t id, const json_t *args)
         json_object_set_new(done, "text", json_stringn(words, len));
     json_object_set_new(done, "thinking", json_string(thinking ? think : ""));
     e->stream = stream;
+    e->given_tokens = 0;
     uint64_t us = (uint64_t)json_integer_value(json_object_get(e->script, "token-us"));
     json_object_set_new(e->streams, number(key, sizeof key, stream),
                         json_pack("{s:O, s:O, s:O}", "text",
@@ -335,6 +336,7 @@ static void do_cancel(struct rs_engine *e, uint32_t id, const json_t *args)
     if (stream != e->stream)
         return;
     fake_drop_stream(e, stream);
+    e->given_tokens = UINT32_MAX; /* behind every gate */
     fake_post(e, RS_EVENT_DONE, stream, RS_OK, 0, done_object(e, "cancelled", 2, 14), NULL, 0);
 }
 
