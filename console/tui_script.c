@@ -8,7 +8,7 @@
  *   resize WxH           another size
  *   wait MS              let time pass; with --fake-time it does so at once
  *   wait-idle            until nothing runs and nothing is outstanding
- *   wait-text TEXT       until TEXT is on the screen (10 s at most, which is an error)
+ *   wait-text TEXT       until TEXT is on the screen (60 s at most, which is an error)
  *   save-screen FILE     the screen as text
  *   save-roles FILE      the screen and what each cell means
  *   save-times FILE      memory, frames drawn, and how long keys waited for theirs
@@ -26,6 +26,7 @@
 #include "console/tui.h"
 
 #define TICK_US 50000 /* of fake time at once */
+#define WAIT_TEXT_US 60000000
 
 struct tui_script {
     struct tui_screen screen;
@@ -277,7 +278,7 @@ static enum tui_script_state wait_text(struct tui_script *s, struct tui *t, cons
     clock_gettime(CLOCK_MONOTONIC, &now);
     uint64_t us = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
     if (s->until_us == 0)
-        s->until_us = us + 10000000;
+        s->until_us = us + WAIT_TEXT_US;
     bool found = on_screen(t, text);
     if (us >= s->until_us && !found)
         fail(s, "it did not come");

@@ -237,6 +237,7 @@ void scr_task_turn(struct scr_script *s, struct scr_task *keep)
     lua_State *L = scr_script_state(s);
     struct scr_tasks *ts = scr_script_tasks(L);
     unsigned last = ts->next_id; /* those that come meanwhile have run already */
+    double now = now_s();        /* one for all: of two tasks the one that began to wait first goes on first */
     for (unsigned id = 0;;) {
         struct scr_task *t = ts->first;
         while (t != NULL && t->id <= id) /* the list may have changed under the one before */
@@ -244,7 +245,7 @@ void scr_task_turn(struct scr_script *s, struct scr_task *keep)
         if (t == NULL || t->id > last)
             return;
         id = t->id;
-        if (ready(ts, t, scr_script_stopped(s) && t == keep, now_s()))
+        if (ready(ts, t, scr_script_stopped(s) && t == keep, now))
             scr_task_resume(L, t);
         if (!t->done || t == keep)
             continue;

@@ -167,11 +167,13 @@ said "a task is cancelled" "cancelled false the task was cancelled"
 said "where it cannot give way it waits all the same" "in sort 123 and a coroutine"
 said "a task outlives the script" "last"
 cat >"$TEST_SCRATCH/beside.lua" <<'X'
+while not io.open("go") do rs.sleep(0.01) end
 for i = 1, 3 do print("beside " .. i) rs.sleep(0.05) end
 print(rs.ask("What is the capital of France?").text)
+io.open("gone", "w"):close()
 X
-printf '/run %s &\n=6*7\n/lua rs.sleep(2) print("slept")\n' "$TEST_SCRATCH/beside.lua" >"$TEST_SCRATCH/lines"
-"$abs_builddir/rankscope" --local <"$TEST_SCRATCH/lines" >"$TEST_SCRATCH/out" 2>&1
+printf '/run %s &\n=6*7\n/lua io.open("go", "w"):close() while not io.open("gone") do rs.sleep(0.01) end print("slept")\n' "$TEST_SCRATCH/beside.lua" >"$TEST_SCRATCH/lines"
+(cd "$TEST_SCRATCH" && "$abs_builddir/rankscope" --local <lines >out 2>&1)
 said "a script beside the prompt" "The capital of France is Paris."
 tap_ok "while others run" sh -c 'sed -n "/^42/,/^slept/p" "$1" | grep -q "beside 3"' - "$TEST_SCRATCH/out"
 
@@ -186,7 +188,21 @@ local n = 0
 rs.panel.add("mine", {title = "Mine", every_s = 0.1, fn = function() n = n + 1 rs.sleep(0.01) return "line of the script\nasked " .. (n > 1 and "again" or "once") end})
 X
 : >"$TEST_SCRATCH/script"
-printf 'key F5\nwait 100\nkey F6\nwait 100\ntext Hello\nkey Enter\nwait-idle\nwait 300\ntext /layout chat*2/mine/broken\nkey Enter\nwait 500\nwait 500\nsave-screen %s\n' "$TEST_SCRATCH/screen" >"$TEST_SCRATCH/keys"
+cat >"$TEST_SCRATCH/keys" <<X
+key F5
+wait-text F5 says 42
+key F6
+wait-text seed: 
+text Hello
+key Enter
+wait-text it is done: eos
+wait-idle
+text /layout chat*2/mine/broken
+key Enter
+wait-text asked again
+wait-text no figures
+save-screen $TEST_SCRATCH/screen
+X
 RANKSCOPE_FAKE=$TEST_SCRATCH/script "$abs_builddir/tests/rankscope-fake" --no-think --screen 100x30 --keys "$TEST_SCRATCH/keys" >"$TEST_SCRATCH/out" 2>&1
 tap_ok "the screen ends in order" test $? = 0
 seen() { tap_ok "$1" sh -c 'grep -qF -- "$2" "$1" || { cat "$1"; false; }' - "$TEST_SCRATCH/screen" "$2"; }
@@ -201,13 +217,13 @@ rm "$XDG_CONFIG_HOME/rankscope/init.lua"
 
 # What panels ask while a script reads from the same engine reaches them: they go on afterwards.
 cat >"$TEST_SCRATCH/keys" <<X
-text =for i = 1, 300 do rs.call("stats") rs.sleep(0.005) end
+text =(function() for i = 1, 300 do rs.call("stats") rs.sleep(0.005) end return "script " .. "over" end)()
 key Enter
-wait 2500
+wait-text script over
 text What is the capital of France?
 key Enter
 wait-text France is Paris.
-wait 1500
+wait-text decode graph
 save-screen $TEST_SCRATCH/screen
 X
 "$abs_builddir/rankscope" --local --no-think --screen 120x40 --keys "$TEST_SCRATCH/keys" >"$TEST_SCRATCH/out" 2>&1
@@ -219,7 +235,7 @@ interrupt() { # NAME CODE
     "$abs_builddir/rankscope" -e "io.stdout:write('ready\n') io.stdout:flush() $2" >"$TEST_SCRATCH/out" 2>"$TEST_SCRATCH/err" &
     pid=$!
     n=0
-    while ! grep -qs ready "$TEST_SCRATCH/out" && [ $n -lt 100 ]; do
+    while ! grep -qs ready "$TEST_SCRATCH/out" && [ $n -lt 300 ]; do
         sleep 0.1
         n=$((n + 1))
     done
@@ -248,7 +264,7 @@ tap_ok "it was put back" grep -q "put back" "$TEST_SCRATCH/out"
 "$abs_builddir/rankscope" engine -n two >"$TEST_SCRATCH/engine" 2>&1 &
 engine=$!
 n=0
-until "$abs_builddir/rankscope" ps 2>/dev/null | grep -q two || [ $n -ge 100 ]; do
+until "$abs_builddir/rankscope" ps 2>/dev/null | grep -q two || [ $n -ge 300 ]; do
     sleep 0.1
     n=$((n + 1))
 done
@@ -256,7 +272,7 @@ rm -f "$TEST_SCRATCH/holder"
 "$abs_builddir/rankscope" -e 'rs.connect("two") rs.model.open{ranks = 2} print("held") io.flush() rs.sleep(60)' >"$TEST_SCRATCH/holder" 2>&1 &
 holder=$!
 n=0
-until grep -qs held "$TEST_SCRATCH/holder" || [ $n -ge 100 ]; do
+until grep -qs held "$TEST_SCRATCH/holder" || [ $n -ge 300 ]; do
     sleep 0.1
     n=$((n + 1))
 done
