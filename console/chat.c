@@ -189,7 +189,7 @@ void chat_done(struct con *con, uint32_t stream, json_t *done)
         out_str(con->out, OUT_ANSWER, "\n");
     a->line_open = false;
     a->running = false;
-    a->done = json_is_object(done) ? json_incref(done) : json_object();
+    a->done = json_is_object(done) ? json_incref(done) : json_pack("{s:s, s:s}", "stop", "error", "error", "what the engine says of the answer cannot be read");
 }
 
 void chat_pause(struct con *con)
@@ -570,15 +570,11 @@ json_t *chat_result(const struct con *con)
                                          "ranks", "patches",       "verdict", "reason",    "cached_tokens", "health"};
     const struct con_answer *a = &con->answer;
     json_t *o = json_object();
-    const char *text = js_str(a->done, "text", a->text.text != NULL ? a->text.text : "");
-    const char *thinking = js_str(a->done, "thinking", a->thinking.text != NULL ? a->thinking.text : "");
+    const json_t *text = js_at(a->done, "text"), *thinking = js_at(a->done, "thinking");
     /* Raw text was never split into thought and answer by a template: it is all text. */
-    if (a->raw) {
-        text = a->text.text != NULL ? a->text.text : "";
-        thinking = "";
-    }
-    json_object_set_new(o, "text", js_text(text, strlen(text)));
-    json_object_set_new(o, "thinking", js_text(thinking, strlen(thinking)));
+    json_object_set_new(o, "text", json_is_string(text) && !a->raw ? json_copy((json_t *)(uintptr_t)text) : js_text(a->text.text, a->text.len));
+    json_object_set_new(o, "thinking", json_is_string(thinking) && !a->raw ? json_copy((json_t *)(uintptr_t)thinking)
+                                                                           : js_text(a->thinking.text, a->raw ? 0 : a->thinking.len));
     for (size_t i = 0; i < sizeof copied / sizeof copied[0]; i++)
         json_object_set_new(o, copied[i], js_or_null(a->done, copied[i]));
     json_t *ar = json_object();

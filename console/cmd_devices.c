@@ -69,7 +69,7 @@ static enum exit_status check_links(const struct cmd_entry *self, struct rs_engi
     rs_engine_close(e);
     if (rc != RS_OK)
         return cmd_fail(self, &err);
-    json_t *o = json_loads(reply, 0, NULL);
+    json_t *o = js_parse(reply);
     free(reply);
     bool good = print_links(json_object_get(o, "links"));
     json_decref(o);
@@ -88,7 +88,7 @@ static enum exit_status exec_devices(const struct cmd_entry *self, const struct 
         rs_engine_close(e);
         return cmd_fail(self, &err);
     }
-    json_t *o = json_loads(reply, 0, NULL);
+    json_t *o = js_parse(reply);
     free(reply);
     print_devices(o);
     json_decref(o);

@@ -193,7 +193,7 @@ static void take_stopped(struct con *con, json_t *stopped)
 
 void con_take_event(struct con *con, const struct rs_event *ev)
 {
-    json_t *json = ev->json != NULL ? json_loads(ev->json, JSON_DECODE_ANY, NULL) : NULL;
+    json_t *json = ev->json != NULL ? js_parse(ev->json) : NULL;
     if (con->watch != NULL)
         con->watch(con, con->watch_ctx, ev, json);
     if (con->script != NULL)

@@ -35,7 +35,7 @@ enum rs_result daemon_list(json_t **list, struct rs_error *err)
     enum rs_result r = rs_engine_list(&text, err);
     if (r != RS_OK)
         return r;
-    *list = json_loads(text, 0, NULL);
+    *list = js_parse(text);
     free(text);
     if (json_is_array(*list))
         return RS_OK;

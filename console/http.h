@@ -39,7 +39,7 @@ struct http_choice {
     bool done;
     char stop[16];            /* why it ended, as the engine calls it */
     const char *finish;       /* and as clients do: "stop", "length" */
-    char *text, *thinking;
+    json_t *text, *thinking;  /* strings, or NULL before the end */
     struct buf echo;          /* the prompt, where it is to stand before the answer */
     uint64_t first_us, last_us;
     struct http_logprobs logprobs; /* as far as they were asked for */

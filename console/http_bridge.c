@@ -129,7 +129,7 @@ void http_held(struct http *h, const char *why)
 
 static void on_stopped(struct http *h, const char *text)
 {
-    json_t *json = text != NULL ? json_loads(text, 0, NULL) : NULL;
+    json_t *json = text != NULL ? js_parse(text) : NULL;
     char *reason = text_one_line(js_str(json, "reason", "?")), *site = text_one_line(js_str(json, "site", ""));
     char *why = xasprintf("the engine is stopped (%s)%s%s", reason, *site != '\0' ? " at " : "", site);
     http_held(h, why);
@@ -143,7 +143,7 @@ static void on_stopped(struct http *h, const char *text)
 static void on_state(struct http *h, const struct rs_event *ev)
 {
     struct rs_error err;
-    json_t *json = ev->json != NULL ? json_loads(ev->json, 0, NULL) : NULL;
+    json_t *json = ev->json != NULL ? js_parse(ev->json) : NULL;
     if (json_is_null(json_object_get(json, "stopped")))
         http_held(h, NULL);
     json_decref(json);
@@ -175,7 +175,7 @@ static void on_info(struct http *h, json_t *info)
 /* A reply that no client waits for. */
 static void on_own_reply(struct http *h, const struct http_pending *p, const struct rs_event *ev)
 {
-    json_t *json = ev->json != NULL ? json_loads(ev->json, 0, NULL) : NULL;
+    json_t *json = ev->json != NULL ? js_parse(ev->json) : NULL;
     if (p->part == HTTP_OWN_INFO && ev->status == RS_OK)
         on_info(h, json);
     else if (p->part == HTTP_OWN_INFO)

@@ -324,7 +324,7 @@ static void answer_metrics(struct http *h, struct http_call *q)
     uint64_t refused[5];
     size_t held = 0;
     for (int i = 0; i < 3; i++)
-        part[i] = q->parts[i] != NULL ? json_loads(q->parts[i], 0, NULL) : NULL;
+        part[i] = q->parts[i] != NULL ? js_parse(q->parts[i]) : NULL;
     pthread_mutex_lock(&h->lock);
     memcpy(refused, h->refused, sizeof refused);
     for (const struct http_call *w = h->inbox; w != NULL; w = w->inbox_next)
@@ -340,7 +340,7 @@ static void answer_metrics(struct http *h, struct http_call *q)
 void http_call_reply(struct http *h, const struct http_pending *p, const struct rs_event *ev)
 {
     struct http_call *q = p->call;
-    json_t *json = ev->json != NULL ? json_loads(ev->json, 0, NULL) : NULL;
+    json_t *json = ev->json != NULL ? js_parse(ev->json) : NULL;
     q->n_replies--;
     switch (q->route) {
     case HTTP_CHAT:
@@ -399,7 +399,7 @@ void http_call_done(struct http *h, const struct rs_event *ev)
     if (c == NULL)
         return;
     struct http_call *q = c->call;
-    json_t *json = ev->json != NULL ? json_loads(ev->json, 0, NULL) : NULL;
+    json_t *json = ev->json != NULL ? js_parse(ev->json) : NULL;
     const char *stop = js_str(json, "stop", "error");
     count(h, q, c, json, ev->time_us);
     forget(h, c);
@@ -407,8 +407,8 @@ void http_call_done(struct http *h, const struct rs_event *ev)
     q->n_done++;
     snprintf(c->stop, sizeof c->stop, "%s", stop);
     c->finish = strcmp(stop, "length") == 0 ? "length" : "stop";
-    c->text = xstrdup(js_str(json, "text", ""));
-    c->thinking = xstrdup(js_str(json, "thinking", ""));
+    c->text = json_incref(js_at(json, "text"));
+    c->thinking = json_incref(js_at(json, "thinking"));
     q->cached_tokens += c == q->choices ? (unsigned)js_int(json, "cached_tokens", 0) : 0;
     if (strcmp(stop, "error") == 0 || strcmp(stop, "cancelled") == 0) {
         const char *why = js_str(json, "error", strcmp(stop, "error") == 0 ? "the engine failed" : "the request was stopped");

@@ -35,7 +35,7 @@ static json_t *frame(const struct http *h, const struct http_call *q, bool chunk
 static json_t *logprobs(const struct http *h, struct http_call *q, size_t choice, bool last)
 {
     struct http_choice *c = &q->choices[choice];
-    size_t limit = last && strcmp(c->stop, "stop") == 0 ? strlen(c->text) : SIZE_MAX; /* a stop string took its tokens with it */
+    size_t limit = last && strcmp(c->stop, "stop") == 0 ? json_string_length(c->text) : SIZE_MAX; /* a stop string took its tokens with it */
     if (q->api.logprobs < 0)
         return json_null();
     return q->route == HTTP_CHAT ? http_logprobs_chat(&c->logprobs, q->api.logprobs, &h->pieces, last, limit)
@@ -129,15 +129,15 @@ static json_t *whole_choice(const struct http *h, struct http_call *q, size_t i)
     struct http_choice *c = &q->choices[i];
     json_t *o = json_pack("{s:I, s:s, s:o}", "index", (json_int_t)i, "finish_reason", c->finish, "logprobs", logprobs(h, q, i, true));
     if (q->route == HTTP_COMPLETION) {
-        buf_str(&c->echo, c->text);
+        buf_add(&c->echo, json_string_value(c->text), json_string_length(c->text));
         json_object_set_new(o, "text", js_text(c->echo.text, c->echo.len));
         return o;
     }
     json_t *m = json_object();
     json_object_set_new(m, "role", json_string("assistant"));
-    json_object_set_new(m, "content", js_text(c->text, strlen(c->text)));
-    if (c->thinking[0] != '\0')
-        json_object_set_new(m, "reasoning_content", js_text(c->thinking, strlen(c->thinking)));
+    json_object_set(m, "content", c->text);
+    if (json_string_length(c->thinking) != 0)
+        json_object_set(m, "reasoning_content", c->thinking);
     json_object_set_new(o, "message", m);
     return o;
 }

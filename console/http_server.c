@@ -87,8 +87,8 @@ void http_unref(struct http *h, struct http_call *q)
     if (--q->refs != 0)
         return;
     for (size_t i = 0; i < q->n_choices; i++) {
-        free(q->choices[i].text);
-        free(q->choices[i].thinking);
+        json_decref(q->choices[i].text);
+        json_decref(q->choices[i].thinking);
         buf_fini(&q->choices[i].echo);
         http_logprobs_fini(&q->choices[i].logprobs);
     }

@@ -26,6 +26,11 @@ json_t *js_at(const json_t *obj, const char *path)
     return NULL;
 }
 
+json_t *js_parse(const char *text)
+{
+    return json_loads(text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+}
+
 const char *js_str(const json_t *obj, const char *path, const char *def)
 {
     const json_t *v = js_at(obj, path);

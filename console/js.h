@@ -16,6 +16,9 @@ double js_num(const json_t *obj, const char *path, double def);           /* NAN
 json_int_t js_int(const json_t *obj, const char *path, json_int_t def);
 bool js_bool(const json_t *obj, const char *path, bool def);
 
+/* What the engine says, whatever kind of value it is. A model may write any character, U+0000 too. New reference; NULL: it is no JSON. */
+json_t *js_parse(const char *text);
+
 /* A new reference to the member, or a new JSON null. */
 json_t *js_or_null(const json_t *obj, const char *path);
 

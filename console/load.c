@@ -137,7 +137,7 @@ static void on_reply(struct run *x, const struct rs_event *ev)
     if (x->sent == 0 || i >= x->sent)
         return;
     struct load_request *q = &x->r->requests[i];
-    json_t *json = ev->json != NULL ? json_loads(ev->json, 0, NULL) : NULL;
+    json_t *json = ev->json != NULL ? js_parse(ev->json) : NULL;
     if (ev->status != RS_OK) {
         end_request(x, q, ev->time_us, js_str(json, "error.message", rs_result_name(ev->status)));
         json_decref(json);
@@ -177,7 +177,7 @@ static void on_done(struct run *x, const struct rs_event *ev)
     struct load_request *q = by_stream(x, ev->id);
     if (q == NULL)
         return;
-    json_t *json = ev->json != NULL ? json_loads(ev->json, 0, NULL) : NULL;
+    json_t *json = ev->json != NULL ? js_parse(ev->json) : NULL;
     const char *stop = js_str(json, "stop", "?");
     q->preempted = (uint32_t)js_int(json, "preempted", 0);
     q->cached = (uint32_t)js_int(json, "cached_tokens", 0);

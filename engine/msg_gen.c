@@ -246,7 +246,7 @@ static enum rs_result msg_stream_get(struct engine *e, struct msg *m, struct arg
     json_object_set_new(m->reply, "text", json_stringn_nocheck(s->text, s->state == SEQ_DONE ? s->n_text : s->n_sent));
     json_object_set_new(m->reply, "thinking", json_stringn_nocheck(s->thought, s->n_thought));
     json_object_set_new(m->reply, "tokens", json_integer(s->n_out));
-    json_t *done = s->done != NULL ? json_loads(s->done, 0, NULL) : NULL;
+    json_t *done = s->done != NULL ? json_loads(s->done, JSON_ALLOW_NUL, NULL) : NULL;
     json_object_set_new(m->reply, "done", done != NULL ? done : json_null());
     if (follow && s->state != SEQ_DONE)
         s->subscribers |= 1u << m->slot;

@@ -18,7 +18,7 @@ static enum rs_result msg_health(struct engine *e, struct msg *m, struct args *a
             found = s;
     if (found == NULL)
         return given ? error_set(err, RS_ENOTFOUND, "health: no finished stream %u", id) : error_set(err, RS_ESTATE, "health: nothing has been answered yet");
-    json_t *done = json_loads(found->done, 0, NULL);
+    json_t *done = json_loads(found->done, JSON_ALLOW_NUL, NULL);
     json_object_set_new(m->reply, "stream", json_integer(found->id));
     const char *const keys[] = {"verdict", "reason", "health"};
     for (int i = 0; i < 3; i++) {

@@ -66,7 +66,7 @@ json_t *engine_state_json(const struct engine *e)
     json_object_set_new(o, "waiting", json_integer(e->wait.n));
     json_object_set_new(o, "ctx_used", json_integer(engine_ctx_used(e)));
     json_object_set_new(o, "ctx_total", e->rt != NULL ? json_integer(e->rt->cfg.ctx) : json_null());
-    json_t *done = last != NULL && last->done != NULL ? json_loads(last->done, 0, NULL) : NULL;
+    json_t *done = last != NULL && last->done != NULL ? json_loads(last->done, JSON_ALLOW_NUL, NULL) : NULL;
     json_t *v = json_object_get(done, "verdict"), *why = json_object_get(done, "reason");
     json_object_set(o, "verdict", v != NULL ? v : json_null());
     json_object_set(o, "reason", why != NULL ? why : json_null());

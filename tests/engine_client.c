@@ -106,7 +106,9 @@ void ec_answers(struct rs_engine *e, size_t n, json_t **args, struct ec_answer *
             if (ev.type == RS_EVENT_TOKEN && ev.token >= 0 && out[i].n < 512)
                 out[i].ids[out[i].n++] = ev.token;
             if (ev.type == RS_EVENT_DONE) {
-                out[i].done = json_loads(ev.json, 0, NULL);
+                out[i].done = json_loads(ev.json, JSON_ALLOW_NUL, NULL);
+                if (out[i].done == NULL)
+                    give_up("DONE", ev.json);
                 left--;
             }
         }

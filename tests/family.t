@@ -33,6 +33,8 @@ out=$(rs bench --synthetic deepseek-v2-lite --layers 2 --rank 1/4 --prompt 8 --g
 tap_like "rank 1 of 4 of deepseek-v2-lite alone" "$out" 'deepseek-v2-lite, random weights, rank 1 of 4 .* eager *tg4  *[1-9]'
 out=$(rs chat --synthetic deepseek-v2-lite --layers 2 --max 4 -p hello --raw --json)
 tap_like "chat with a model without a file" "$out" "\"tokens\": *4"
+out=$(rs chat --synthetic deepseek-v2-lite --layers 2 --max 4 -p hello --raw --json --logit-bias 0=100)
+tap_like "its token 0 is the byte 0: such an answer is told as any other" "$out" '"text": *"\\u0000\\u0000\\u0000\\u0000".*"stop": *"length"'
 rs chat --synthetic glm-5 -m "$shipped" -p hello >/dev/null
 tap_eq "a file and --synthetic" "$? $(cat "$TEST_SCRATCH/err")" "2 rankscope chat: either a file or --synthetic"
 rs bench --layers 3 >/dev/null

@@ -220,6 +220,10 @@ def test_logprobs(s):
     half = s.post("/tokenize", {"prompt": "\u65e5"})[1]["tokens"]
     c = completion(s, logprobs=1, logit_bias={str(half[0]): 100}, max_tokens=2)[1]["choices"][0]["logprobs"]
     ok(len(half) > 1 and c["tokens"][0].startswith("bytes:\\xe6"), "half a character is told by its bytes", (half, c))
+    nul = completion(s, logit_bias={"188": 100}, max_tokens=3)  # the token of the byte 0
+    ok(nul[0] == 200 and nul[1]["choices"][0]["text"] == "\0\0\0", "U+0000 is a character as any other", nul)
+    status, nul = s.chat(logit_bias={"188": 100}, max_tokens=3)
+    ok(status == 200 and nul["choices"][0]["message"]["reasoning_content"] == "\0\0\0" and nul["choices"][0]["finish_reason"] == "length", "in a thought too", nul)
     status, got = completion(s, logprobs=True)
     ok(status == 400 and got["error"]["param"] == "logprobs", "logprobs of a completion is a number", got)
 

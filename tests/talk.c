@@ -23,7 +23,7 @@ static char *format(const char *fmt, va_list ap)
 
 static json_t *parse(const char *text)
 {
-    json_t *o = text != NULL ? json_loads(text, 0, NULL) : NULL;
+    json_t *o = text != NULL ? json_loads(text, JSON_ALLOW_NUL, NULL) : NULL;
     return o != NULL ? o : json_object();
 }
 
