@@ -13,7 +13,7 @@ rounds=3
 question='Tell me a story about a cat.'
 # The delay keeps an answer long enough to be killed in on a fast machine.
 how='--no-think --ignore-eos --max 120 --workers 1 --patch delay=0:600'
-[ "${RANKSCOPE_TEST_BACKEND:-cpu}" = cpu ] || how="$how --backend $RANKSCOPE_TEST_BACKEND --gpus 1 --ranks 2 --numerics invariant"
+[ "${RANKSCOPE_TEST_BACKEND:-cpu}" = cpu ] || how="$how --backend $RANKSCOPE_TEST_BACKEND --gpus 1 --ranks 2 --set numerics=invariant"
 
 # What the answer must be: sampling is greedy and numerics are invariant, so it is the same every time. The console's words are in $want.
 # shellcheck disable=SC2086  # options
