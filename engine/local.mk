@@ -86,6 +86,7 @@ libengine_a_SOURCES = \
 	engine/msg.h \
 	engine/msg_audit.c \
 	engine/msg_break.c \
+	engine/msg_cache.c \
 	engine/msg_devices.c \
 	engine/msg_diff.c \
 	engine/msg_gen.c \

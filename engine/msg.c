@@ -26,6 +26,7 @@ static const struct msg_method *const TABLES[] = {
     MSG_BREAK,
     MSG_DIFF,
     MSG_REPLAY,
+    MSG_CACHE,
     MSG_LOOK,
     MSG_STAGE,
     MSG_WEIGHTS,

@@ -40,7 +40,7 @@ struct loading *msg_loading_begin(struct engine *e);
 
 /* Tables of methods, ended by a NULL name, one per file. */
 extern const struct msg_method MSG_MODEL[], MSG_PATCH[], MSG_GEN[], MSG_SESSION[], MSG_LOAD[], MSG_LOADING[], MSG_OBSERVE[], MSG_HEALTH[], MSG_AUDIT[];
-extern const struct msg_method MSG_PROBE[], MSG_BREAK[], MSG_DIFF[], MSG_REPLAY[], MSG_LOOK[], MSG_STAGE[];
+extern const struct msg_method MSG_PROBE[], MSG_BREAK[], MSG_DIFF[], MSG_REPLAY[], MSG_CACHE[], MSG_LOOK[], MSG_STAGE[];
 extern const struct msg_method MSG_MAKE[], MSG_WEIGHTS[], MSG_DEVICES[];
 
 #endif

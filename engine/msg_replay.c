@@ -1,4 +1,4 @@
-/* Methods that check against what should be: replay (every op against the reference on its own inputs), hparams.check, cache.check. */
+/* Methods that check against what should be: replay (every op against the reference on its own inputs), hparams.check. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,33 +27,24 @@ struct replay {
     uint32_t wrong;
 };
 
-/* How an op's output compares, worst rank first. */
+/* How an op's output compares. Ranks have tolerances of their own: where they have slices of different widths their products may be made differently. */
 struct finding {
     const char *name;     /* "cache", "choice", or NULL: the output itself */
-    double tolerance, rel[RS_MAX_RANKS], part[MAX_PARTS];
+    double tolerance[RS_MAX_RANKS], rel[RS_MAX_RANKS], part[MAX_PARTS]; /* worst: of those that were compared, the one that uses most of its tolerance */
     uint32_t n_parts, worst;
     bool tainted;         /* what it got was not finite already: it cannot be judged */
     struct delta delta;   /* of the worst rank */
-    bool within;
+    bool within, judged;  /* judged: some rank was compared */
 };
-
-/* The least exact of any rank. */
-static enum op_arith arith_of(const struct capture *c, const struct op *o)
-{
-    enum op_arith most = ARITH_NONE;
-    for (uint32_t r = 0; r < c->rt->cfg.ranks; r++)
-        most = capture_arith(c, o, r) > most ? capture_arith(c, o, r) : most;
-    return most;
-}
 
 /* What the order of sums alone may do on identical inputs: sums of a few thousand terms keep 1e-4 by far; what has no long sum is held tighter, so
  * that a wrong epsilon shows. Attention with int8 rounds a mixture that it has computed itself: where that lies between two steps, the reference may
  * take the other one, 1/127 of the largest of 32 values. Operands in f16 that the reference takes as they are have errors of up to 2^-11 of their own
  * size, 2^-12.8 in the mean square: a product of two has 2e-4 of itself, their sum as much of its norm where signs are mixed; 1e-3 is what the kernels'
  * own test holds them to. Wrong rows, scales, slices or positions are several per cent. */
-static double tolerance_of(const struct capture *c, const struct op *o)
+static double tolerance_of(const struct capture *c, const struct op *o, uint32_t rank)
 {
-    const enum op_arith arith = arith_of(c, o);
+    const enum op_arith arith = capture_arith(c, o, rank);
     if (patch_is_user(c->cfg.patches.reg, c->choices[o->index].impl))
         return 1e-2; /* a loaded implementation may round activations as the built-in ones do */
     switch (o->kind) {
@@ -96,11 +87,12 @@ static void fold(struct replay *r, const struct op *o, uint32_t rank, const stru
 {
     struct delta d;
     delta_compare(got, want, 0, NULL, NULL, &d);
-    bool within = delta_within(&d, f->tolerance);
+    bool within = delta_within(&d, f->tolerance[rank]), first = !f->judged;
     double rel = d.comparable && d.bad_a == d.bad_b ? d.rel : INFINITY;
     f->rel[rank] = rel;
+    f->judged = true;
     uint32_t cut = f->name == NULL ? slot_cut(r, o, got->width) : 0;
-    if (rank == 0 || rel > f->rel[f->worst]) {
+    if (first || rel * f->tolerance[f->worst] > f->rel[f->worst] * f->tolerance[rank]) {
         f->worst = rank;
         f->delta = d;
         if (cut != 0 && d.comparable) {
@@ -143,9 +135,12 @@ static void report(struct replay *r, const struct op *o, const struct finding *f
 {
     char names[4][80];
     uint32_t n = ref_tensors(&r->ref, o, names);
-    json_t *j = delta_json(&f->delta), *ranks = json_array(), *tensors = json_array();
-    for (uint32_t k = 0; k < r->c.rt->cfg.ranks; k++)
+    json_t *j = delta_json(&f->delta), *ranks = json_array(), *tolerances = json_array(), *tensors = json_array();
+    const char *arith = arith_name(capture_arith(&r->c, o, f->worst));
+    for (uint32_t k = 0; k < r->c.rt->cfg.ranks; k++) {
         json_array_append_new(ranks, number(f->rel[k]));
+        json_array_append_new(tolerances, json_real(f->tolerance[k]));
+    }
     for (uint32_t k = 0; k < n; k++)
         json_array_append_new(tensors, json_string(names[k]));
     json_object_set_new(j, "rel_l2", number(f->rel[f->worst]));
@@ -157,9 +152,10 @@ static void report(struct replay *r, const struct op *o, const struct finding *f
     json_object_set_new(j, "what", json_string(f->name != NULL ? f->name : "output"));
     json_object_set_new(j, "rank", json_integer(f->worst));
     json_object_set_new(j, "ranks", ranks);
+    json_object_set_new(j, "tolerances", tolerances);
     json_object_set_new(j, "tensors", tensors);
-    json_object_set_new(j, "arith", arith_name(arith_of(&r->c, o)) != NULL ? json_string(arith_name(arith_of(&r->c, o))) : json_null());
-    json_object_set_new(j, "tolerance", json_real(f->tolerance));
+    json_object_set_new(j, "arith", arith != NULL ? json_string(arith) : json_null());
+    json_object_set_new(j, "tolerance", json_real(f->tolerance[f->worst]));
     json_object_set_new(j, "within", json_boolean(f->within));
     json_object_set_new(j, "tainted", json_boolean(f->tainted));
     if (f->n_parts == 2 && n >= 2)
@@ -170,16 +166,20 @@ static void report(struct replay *r, const struct op *o, const struct finding *f
     json_array_append_new(r->ops, j);
 }
 
-static struct finding start(const struct replay *r, const char *name, double tolerance)
+/* tolerance NAN: each rank's own. */
+static struct finding start(const struct replay *r, const struct op *o, const char *name, double tolerance)
 {
-    return (struct finding){.name = name, .tolerance = isnan(r->asked) ? tolerance : r->asked, .within = true};
+    struct finding f = {.name = name, .within = true};
+    for (uint32_t k = 0; k < r->c.rt->cfg.ranks; k++)
+        f.tolerance[k] = !isnan(r->asked) ? r->asked : isnan(tolerance) ? tolerance_of(&r->c, o, k) : tolerance;
+    return f;
 }
 
 /* A router's choice is compared as weights by expert. */
 static enum rs_result check_output(struct replay *r, const struct op *o, uint32_t index, struct rs_error *err)
 {
     bool choice = o->out[index].buf == BUF_CHOICE;
-    struct finding f = start(r, choice ? "choice" : NULL, choice ? 1e-4 : tolerance_of(&r->c, o));
+    struct finding f = start(r, o, choice ? "choice" : NULL, choice ? 1e-4 : NAN);
     enum rs_result rc = RS_OK;
     for (uint32_t k = 0; k < r->c.rt->cfg.ranks && rc == RS_OK; k++) {
         struct tensor got = {.data = NULL}, want = {.data = NULL}, dense = {.data = NULL};
@@ -209,7 +209,7 @@ static enum rs_result check_output(struct replay *r, const struct op *o, uint32_
 /* The rows that the step has put into the cache: they must be what the op left in its buffer, at the positions where readers look. */
 static enum rs_result check_stored(struct replay *r, const struct op *o, struct rs_error *err)
 {
-    struct finding f = start(r, "cache", cache_tolerance(r->c.cfg.rt.cache));
+    struct finding f = start(r, o, "cache", cache_tolerance(r->c.cfg.rt.cache));
     bool index = o->kind == OP_INDEX_STORE;
     enum rs_result rc = RS_OK;
     for (uint32_t k = 0; k < r->c.rt->cfg.ranks && rc == RS_OK; k++) {
@@ -358,154 +358,6 @@ static enum rs_result msg_hparams(struct engine *e, struct msg *m, struct args *
     return RS_OK;
 }
 
-/* ---- the cache of a conversation ---- */
-
-/* Published blocks that hold the beginning of a conversation, without taking references: nothing runs meanwhile. */
-static uint32_t cached_blocks(struct engine *e, const struct session *x, int32_t *blocks)
-{
-    struct kv *kv = &e->rt->kv;
-    uint64_t h = kv->era;
-    uint32_t n = 0;
-    while ((n + 1) * kv->block <= x->n) {
-        h = kv_hash(h, x->tok + n * kv->block, x->kind + n * kv->block, kv->block);
-        int32_t b = kv_find(kv, h);
-        if (b < 0)
-            break;
-        kv_drop(kv, b);
-        blocks[n++] = b;
-    }
-    return n;
-}
-
-static enum rs_result recompute(struct capture *c, const struct session *x, uint32_t n, struct rs_error *err)
-{
-    uint32_t chunk = capture_chunk(c->e);
-    enum rs_result rc = RS_OK;
-    for (uint32_t at = 0, to; at < n && rc == RS_OK; at = to) { /* as the rows were made: a step per run of one kind */
-        for (to = at + 1; to < n && x->kind[to] == x->kind[at] && to - at < chunk; to++)
-            ;
-        rc = capture_step(c, x->tok, at, to, (enum batch_kind)x->kind[at], false, err);
-    }
-    return rc;
-}
-
-struct cache_finding {
-    uint64_t rows, bad;
-    double worst;
-    uint32_t layer, pos, rank; /* the first bad row: lowest layer, then position */
-    bool found, index;
-};
-
-static enum rs_result compare_blocks(struct engine *e, struct capture *c, const int32_t *blocks, uint32_t n, double tolerance, struct cache_finding *f, struct rs_error *err)
-{
-    const struct hparams *hp = &e->model->hp;
-    struct backend *b = e->rt->backend;
-    size_t widest = hp->kv_lora + hp->rope > hp->index_dim ? hp->kv_lora + hp->rope : hp->index_dim;
-    float *x = malloc(2 * widest * RUNTIME_BLOCK * sizeof *x), *y = x + widest * RUNTIME_BLOCK;
-    enum rs_result rc = x == NULL ? error_set(err, RS_ENOMEM, "out of memory for cache rows") : RS_OK;
-    for (uint32_t layer = 0; layer < hp->n_layers; layer++)
-        for (uint32_t i = 0; i < n * (hp->index_heads != 0 && hp->index_full[layer] ? 2 : 1); i++)
-            for (uint32_t r = 0; r < e->rt->cfg.ranks && rc == RS_OK; r++) {
-                bool index = i >= n;
-                size_t width = index ? hp->index_dim : hp->kv_lora + hp->rope;
-                rc = b->ops->cache_get(b, r, layer, index, blocks[i % n], x, err);
-                if (rc == RS_OK)
-                    rc = b->ops->cache_get(b, r, layer, index, c->table[i % n], y, err);
-                for (uint32_t k = 0; k < RUNTIME_BLOCK && rc == RS_OK; k++) {
-                    struct tensor p = {1, (uint32_t)width, x + k * width}, q = {1, (uint32_t)width, y + k * width};
-                    struct delta d;
-                    delta_compare(&p, &q, 0, NULL, NULL, &d);
-                    f->rows++;
-                    f->worst = fmax(f->worst, d.rel);
-                    if (delta_within(&d, tolerance))
-                        continue;
-                    f->bad++;
-                    if (!f->found) {
-                        f->layer = layer;
-                        f->pos = i % n * RUNTIME_BLOCK + k;
-                        f->rank = r;
-                        f->index = index;
-                        f->found = true;
-                    }
-                }
-            }
-    free(x);
-    return rc;
-}
-
-/* By how much a row may differ from the same row computed in another company. Not at all where numerics are invariant. Where they are fast, the number of
- * rows decides between int8 and f16 operands, or the order of sums: what these do from end to end (docs/design.md, section 7), or less. */
-static double fast_tolerance(const struct engine *e)
-{
-    const struct program *p = &e->rt->prog;
-    double most = e->rt->cfg.cache == KRN_CACHE_BF16 ? 1.4e-1 : 1e-3;
-    for (uint32_t i = 0; i < p->n_ops; i++) {
-        const struct choice *ch = &e->rt->choices[i];
-        for (uint32_t r = 0; r < p->n_ranks; r++)
-            if (arith_wanted(p, &p->ops[i], ch, r) == ARITH_INT8)
-                most = fmax(most, 6e-2);
-        if ((p->ops[i].kind == OP_ALLREDUCE && ch->bf16) || patch_is_user(e->patches.now.reg, ch->impl))
-            most = fmax(most, 1e-2);
-    }
-    return most;
-}
-
-static enum rs_result msg_cache(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
-{
-    uint32_t id = 0;
-    float asked;
-    double tolerance = NAN;
-    struct capture_config cfg;
-    struct capture c;
-    struct cache_finding f = {.rows = 0};
-    args_need(a, args_u32(a, "session", 1, UINT32_MAX, &id), "session");
-    if (args_f32(a, "tolerance", 0, 1, &asked))
-        tolerance = (double)asked;
-    enum rs_result rc = args_end(a);
-    if (rc == RS_OK)
-        rc = msg_need_model(e, "cache.check", err);
-    if (rc != RS_OK)
-        return rc;
-    if (isnan(tolerance))
-        tolerance = e->fast ? fast_tolerance(e) : 0;
-    const struct session *x = e->sessions;
-    while (x != NULL && x->id != id)
-        x = x->next;
-    if (x == NULL)
-        return error_set(err, RS_ENOTFOUND, "cache.check: no session %u", id);
-    int32_t *blocks = calloc(x->n / RUNTIME_BLOCK + 1, sizeof *blocks);
-    if (blocks == NULL)
-        return error_set(err, RS_ENOMEM, "out of memory for a list of blocks");
-    uint32_t n = cached_blocks(e, x, blocks);
-    if (n != 0) {
-        rc = capture_config(e, "cache.check", NULL, &cfg, err);
-        for (uint32_t i = 0; i < n; i++) /* the recomputation allocates blocks: these must not be taken for it */
-            kv_hold(&e->rt->kv, blocks[i]);
-        if (rc == RS_OK)
-            rc = capture_open(e, &cfg, NULL, 0, n * RUNTIME_BLOCK, 1, &c, err);
-        if (rc == RS_OK) {
-            rc = recompute(&c, x, n * RUNTIME_BLOCK, err);
-            if (rc == RS_OK)
-                rc = compare_blocks(e, &c, blocks, n, tolerance, &f, err);
-            capture_close(&c);
-        }
-        for (uint32_t i = 0; i < n; i++)
-            kv_drop(&e->rt->kv, blocks[i]);
-    }
-    free(blocks);
-    if (rc != RS_OK)
-        return rc;
-    json_object_set_new(m->reply, "tokens", json_integer(n * RUNTIME_BLOCK));
-    json_object_set_new(m->reply, "of", json_integer(x->n));
-    json_object_set_new(m->reply, "rows", json_integer((json_int_t)f.rows));
-    json_object_set_new(m->reply, "bad", json_integer((json_int_t)f.bad));
-    json_object_set_new(m->reply, "worst", json_real(f.worst));
-    json_object_set_new(m->reply, "tolerance", json_real(tolerance));
-    json_object_set_new(m->reply, "first", f.found ? json_pack("{s:i,s:i,s:i,s:s}", "layer", (int)f.layer, "pos", (int)f.pos, "rank", (int)f.rank, "cache",
-                                                               f.index ? "indexer" : "latent") : json_null());
-    return RS_OK;
-}
-
 const struct msg_method MSG_REPLAY[] = {
-    {"replay", true, msg_replay}, {"hparams.check", false, msg_hparams}, {"cache.check", true, msg_cache}, {NULL, false, NULL},
+    {"replay", true, msg_replay}, {"hparams.check", false, msg_hparams}, {NULL, false, NULL},
 };
