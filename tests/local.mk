@@ -171,6 +171,7 @@ shell_tests = \
 	tests/script_abuse.t \
 	tests/scripts.t \
 	tests/serve.t \
+	tests/cuda_lost.t \
 	tests/cuda_patch.t \
 	tests/story.t \
 	tests/story_cli.t \
