@@ -16,6 +16,16 @@ static uint32_t keys_bucket(const struct cuda *c, uint32_t keys)
     return k < c->lim.max_keys ? k : c->lim.max_keys;
 }
 
+/* A rank that is alone with a stand-in for its peers has its own rows of the embedding and nobody who sends it the others: a token of theirs counts as
+ * one of its own. Of zeros it would make zeros all the way, and no two logits that differ. */
+static void own_tokens(const struct cuda *c, int32_t *token, uint32_t n)
+{
+    const struct shard_range v = c->shard->vocab[0];
+    for (uint32_t i = 0; i < n && v.to > v.from; i++)
+        if ((uint32_t)token[i] < v.from || (uint32_t)token[i] >= v.to)
+            token[i] = (int32_t)(v.from + (uint32_t)token[i] % (v.to - v.from));
+}
+
 /* Tokens, positions, block tables into the pinned block; the same words for every GPU. Padded rows are token 0 at position 0 of a sequence whose
  * only block is block 0, which nobody owns. */
 static enum rs_result fill_meta(struct cuda *c, const struct backend_step *s, uint32_t rows, struct rs_error *err)
@@ -41,6 +51,8 @@ static enum rs_result fill_meta(struct cuda *c, const struct backend_step *s, ui
         at += n;
     }
     memcpy(m + cuda_meta_token(), b->token, b->n_rows * sizeof *m);
+    if (c->lim.peers > 1)
+        own_tokens(c, m + cuda_meta_token(), b->n_rows);
     memcpy(m + cuda_meta_pos(c), b->pos, b->n_rows * sizeof *m);
     memcpy(m + cuda_meta_logit(c), b->logit_row, b->n_logits * sizeof *m);
     for (uint32_t i = b->n_logits; i < cuda_lists_logits(c, s); i++)

@@ -56,7 +56,7 @@ static void test_cancel(struct rs_engine *e)
     free(after);
 }
 
-/* One rank of several, alone: prompts and answers in both modes come to their end. */
+/* One rank of several, alone: prompts and answers in both modes come to their end, also where none of the prompt's tokens is in the rank's part. */
 static void test_rank(struct rs_engine *e)
 {
     static const char *const WHAT[] = {"\"glm-5\",\"layers\":4,\"rank\":\"3/8\"", "\"glm-4.7-flash\",\"layers\":6,\"rank\":\"0/4\"", "\"deepseek-v2-lite\",\"rank\":\"1/4\""};
@@ -72,6 +72,7 @@ static void test_rank(struct rs_engine *e)
             ec_answers(e, 1, &args, &a);
             tap_ok(a.n == ANSWER && strcmp(json_string_value(json_object_get(a.done, "stop")), "length") == 0, "%s, %s: %u tokens after %d", WHAT[i],
                    graph ? "graph" : "eager", a.n, PROMPT);
+            tap_eq_int(json_integer_value(json_object_get(json_object_get(a.done, "health"), "constant_steps")), 0, "and it says something of each");
             ec_answers_free(1, &a);
         }
     }
