@@ -11,7 +11,7 @@
  *   wait-text TEXT       until TEXT is on the screen (60 s at most, which is an error)
  *   save-screen FILE     the screen as text
  *   save-roles FILE      the screen and what each cell means
- *   save-times FILE      memory, frames drawn, and how long keys waited for theirs
+ *   save-times FILE      memory, time since the beginning, frames drawn, and how long keys waited for theirs
  *
  * After the last step the console ends. */
 #include "config.h"
@@ -33,10 +33,18 @@ struct tui_script {
     int rows, cols;
     FILE *f;
     char *line; /* the present step; NULL: read the next one */
-    uint64_t until_us;
+    uint64_t begun_us, until_us;
     unsigned line_number;
     bool failed;
 };
+
+/* Real time, whatever the time of the panels is. */
+static uint64_t clock_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
 
 static void script_size(struct tui_screen *screen, int *rows, int *cols)
 {
@@ -99,6 +107,7 @@ bool tui_script_open(const char *size, const char *path, struct tui_script **out
         free(s);
         return false;
     }
+    s->begun_us = clock_us();
     *out = s;
     return true;
 }
@@ -176,6 +185,7 @@ static void save_times(struct tui_script *s, struct tui *t, const char *path)
         fclose(m);
     }
     fprintf(f, "rss_kb %ld\n", pages * (sysconf(_SC_PAGESIZE) / 1024));
+    fprintf(f, "ms %llu\n", (unsigned long long)(clock_us() - s->begun_us) / 1000);
     fprintf(f, "frames %llu\nkeys %llu\np99_ms %u\nworst_ms %.1f\nlines %llu\n", (unsigned long long)t->frames, (unsigned long long)n, p99,
             (double)t->slowest_key_us / 1e3, (unsigned long long)(t->chat.first_id + t->chat.n));
     fclose(f);
@@ -274,9 +284,7 @@ static bool on_screen(struct tui *t, const char *text)
 /* In real time always: what is waited for comes from elsewhere. */
 static enum tui_script_state wait_text(struct tui_script *s, struct tui *t, const char *text, uint64_t *wait_us)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    uint64_t us = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+    uint64_t us = clock_us();
     if (s->until_us == 0)
         s->until_us = us + WAIT_TEXT_US;
     bool found = on_screen(t, text);

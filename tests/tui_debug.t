@@ -100,6 +100,7 @@ key Enter
 text Tell me
 key Enter
 wait-text HELD at blk.0.attn.q_b
+wait-idle
 key C-c
 wait-text the answer ends
 save-screen interrupted
@@ -134,6 +135,7 @@ save-screen answering
 text /break del
 key Enter
 wait-text 1 taken away
+wait-idle
 key C-c
 wait-text the answer ends
 text /continue

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The panels under random keys, under output of a model that could be anything, and under load. Without a terminal, on the fake engine.
-# RANKSCOPE_LONG=1: a megabyte of each, and a minute of load.
+# RANKSCOPE_LONG=1: a megabyte of each, a minute of load, and how soon keys are seen: a machine that does nothing else is asked for then.
 . "${abs_srcdir:?}/tests/tap.sh"
 
 prog=$abs_builddir/tests/rankscope-fake
@@ -110,8 +110,10 @@ value() {
     sed -n "s/^$1 \([0-9]*\).*/\1/p" "$2"
 }
 tap_diag "$(tr '\n' ' ' <last)"
-tap_ok "keys are seen within 50 ms (99 of 100)" test "$(value p99_ms last)" -lt 50
+if [ -n "$RANKSCOPE_LONG" ]; then
+    tap_ok "keys are seen within 50 ms (99 of 100)" test "$(value p99_ms last)" -lt 50
+fi
 tap_ok "most keys were typed" test "$(value keys last)" -ge $((seconds * 5))
-tap_ok "at most 30 frames a second" test "$(value frames last)" -le $(((words / 2000 + seconds + 12) * 31))
+tap_ok "at most 30 frames a second" test "$(value frames last)" -le $(($(value ms last) * 30 / 1000 + 2))
 tap_ok "memory stays" test $(($(value rss_kb last) - $(value rss_kb first))) -lt 60000
 tap_done
