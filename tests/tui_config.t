@@ -10,11 +10,11 @@ mkdir -p "$config"
 RANKSCOPE_FAKE=$TEST_SCRATCH/script
 export RANKSCOPE_FAKE
 
-# shows OPTIONS: the screen after the steps of the file keys
+# shows OPTIONS [SIZE]: the screen after the steps of the file keys
 shows() {
     rm -f screen
     # shellcheck disable=SC2086  # options are words
-    "$prog" --no-think $1 --screen 100x30 --fake-time --keys keys >out 2>&1
+    "$prog" --no-think $1 --screen "${2:-100x30}" --fake-time --keys keys >out 2>&1
     tap_eq "it starts and ends" "$?" 0
 }
 
@@ -46,7 +46,7 @@ layout nowhere
 bind C-t zoom
 END
 printf 'wait 100\nsave-screen screen\n' >keys
-shows ""
+shows "--layout chat" 600x30 # the name of the file on one line, wherever the tests run
 for line in '1: there is no key' "2: 'fly' is not one of" '3: usage: /bind' '4: there is no arrangement'; do
     tap_like "line $line" "$(cat out)" "config:$line"
 done
