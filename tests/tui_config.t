@@ -46,7 +46,7 @@ layout nowhere
 bind C-t zoom
 END
 printf 'wait 100\nsave-screen screen\n' >keys
-shows "--layout chat" 600x30 # the name of the file on one line, wherever the tests run
+shows "" 600x30 # the name of the file on one line, wherever the tests run
 for line in '1: there is no key' "2: 'fly' is not one of" '3: usage: /bind' '4: there is no arrangement'; do
     tap_like "line $line" "$(cat out)" "config:$line"
 done
