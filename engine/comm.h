@@ -1,5 +1,5 @@
 /* Moving the data of collectives between the engine processes of several hosts: over TCP (comm_tcp.c), or by MPI where the processes were started by
- * an MPI launcher (comm_mpi.c). GPUs need neither: NCCL joins them (comm_nccl.c).
+ * an MPI launcher (comm_mpi.c). GPUs are joined by NCCL (comm_nccl.c); where it cannot, their sums go this way too.
  *
  * The one operation is a list of moves that all take place together. What is added to what, and in which order, is the business of who asks, so a
  * transport cannot change a bit of a result. One thread at a time; a step's collectives come from whichever worker runs them. */
@@ -38,6 +38,7 @@ struct comm {
     /* Asked every COMM_LOOK_MS of waiting; anything but RS_OK ends the wait. Same thread as the move. */
     enum rs_result (*look)(void *arg, struct rs_error *);
     void *look_arg;
+    const char *where; /* what the data at hand is for, said with a failure; NULL: nothing is said */
     /* The first failure stays: streams are out of step after it, and every later move fails at once. */
     bool failed;
     struct rs_error why;
@@ -45,6 +46,8 @@ struct comm {
 
 /* Allocates nothing over TCP. */
 bool comm_run(struct comm *c, struct comm_move *m, uint32_t n);
+/* The patch delay=RANK:us: the calling thread is late by so much. */
+void comm_be_late(float us);
 void comm_close(struct comm *c); /* NULL is allowed */
 
 /* Join all processes with each other: to those before `host` by their address and port, from those after it at listen_fd. Takes nothing over. */

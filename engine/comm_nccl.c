@@ -5,12 +5,16 @@
 
 #include "engine/comm_nccl.h"
 
+#include <assert.h>
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "engine/comm.h"
 #include "engine/error.h"
+#include "engine/now.h"
 
 #ifdef HAVE_NCCL
 #include <nccl.h>
@@ -19,16 +23,29 @@
 struct nccl_lib {
     __typeof__(&ncclGetUniqueId) get_unique_id;
     __typeof__(&ncclCommInitRank) comm_init_rank;
+    __typeof__(&ncclCommInitRankConfig) comm_init_rank_config;
+    __typeof__(&ncclCommFinalize) comm_finalize;
     __typeof__(&ncclCommDestroy) comm_destroy;
+    __typeof__(&ncclCommAbort) comm_abort;
+    __typeof__(&ncclCommGetAsyncError) comm_async_error;
     __typeof__(&ncclAllReduce) all_reduce;
     __typeof__(&ncclGetErrorString) error_string;
+    __typeof__(&ncclGetLastError) last_error;
+    __typeof__(&ncclGetVersion) version;
     ncclUniqueId id;
 };
 
+static_assert(sizeof(ncclUniqueId) == COMM_NCCL_ID, "NCCL's id has another size");
+
 struct comm_nccl {
     const struct nccl_lib *lib;
+    const struct cuda *c;
     ncclComm_t comm;
+    bool apart; /* its calls do not wait */
 };
+
+/* How long a communicator may take to come about, and to end in order. */
+enum { OPEN_MS = 60000, CLOSE_MS = 3000, POLL_NS = 100000 };
 
 /* Names that the loader is asked for: the system's, and where configure found it. */
 static void *open_library(void)
@@ -56,8 +73,10 @@ static struct nccl_lib *load(char *why, size_t cap)
     }
     struct nccl_lib *n = calloc(1, sizeof *n);
     if (n != NULL && bind(h, "ncclGetUniqueId", &n->get_unique_id) && bind(h, "ncclCommInitRank", &n->comm_init_rank) &&
-        bind(h, "ncclCommDestroy", &n->comm_destroy) && bind(h, "ncclAllReduce", &n->all_reduce) &&
-        bind(h, "ncclGetErrorString", &n->error_string))
+        bind(h, "ncclCommInitRankConfig", &n->comm_init_rank_config) && bind(h, "ncclCommFinalize", &n->comm_finalize) &&
+        bind(h, "ncclCommDestroy", &n->comm_destroy) && bind(h, "ncclCommAbort", &n->comm_abort) &&
+        bind(h, "ncclCommGetAsyncError", &n->comm_async_error) && bind(h, "ncclAllReduce", &n->all_reduce) &&
+        bind(h, "ncclGetErrorString", &n->error_string) && bind(h, "ncclGetLastError", &n->last_error) && bind(h, "ncclGetVersion", &n->version))
         return n;
     snprintf(why, cap, "%s", n == NULL ? "out of memory" : "it lacks functions that are used here");
     free(n);
@@ -81,8 +100,46 @@ enum rs_result comm_nccl_prepare(struct cuda *c, uint8_t how, struct rs_error *e
         unsetenv("NCCL_ALGO");
         unsetenv("NCCL_PROTO");
     }
+    if (c->lim.span != NULL)
+        setenv("NCCL_RUNTIME_CONNECT", "0", 1); /* what connects later does so in a call that may be part of a capture */
     ncclResult_t r = n->get_unique_id(&n->id);
     return r == ncclSuccess ? RS_OK : error_set(err, RS_EENGINE, "NCCL: %s", n->error_string(r));
+}
+
+int comm_nccl_facts(const struct cuda *c, uint8_t id[COMM_NCCL_ID])
+{
+    const struct nccl_lib *n = c->nccl;
+    int version = 0;
+    memcpy(id, &n->id, sizeof n->id);
+    return n->version(&version) == ncclSuccess ? version : 0;
+}
+
+void comm_nccl_take_id(struct cuda *c, const uint8_t id[COMM_NCCL_ID])
+{
+    struct nccl_lib *n = c->nccl;
+    memcpy(&n->id, id, sizeof n->id);
+}
+
+static enum rs_result failed(const struct comm_nccl *n, ncclResult_t r, const char *what, struct rs_error *err)
+{
+    const char *more = n->lib->last_error(NULL); /* its last warning, which may be of another call */
+    return error_set(err, RS_EENGINE, "NCCL, %s: %s%s%.200s", what, n->lib->error_string(r), more != NULL && more[0] != '\0' ? ": " : "", more != NULL ? more : "");
+}
+
+/* A call that does not wait has said r: see it through. Whoever is in a communicator with other hosts may be told to stop. */
+static enum rs_result settle(const struct comm_nccl *n, ncclResult_t r, const char *what, int timeout_ms, struct rs_error *err)
+{
+    const uint64_t until = now_us() + (uint64_t)timeout_ms * 1000;
+    while (r == ncclInProgress) {
+        if (cuda_span_stopped(n->c))
+            return error_set(err, RS_EENGINE, "NCCL, %s: given up", what);
+        if (now_us() > until)
+            return error_set(err, RS_ETIMEOUT, "NCCL, %s: not done in %d s", what, timeout_ms / 1000);
+        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
+        if (n->lib->comm_async_error(n->comm, &r) != ncclSuccess)
+            r = ncclInternalError;
+    }
+    return r == ncclSuccess ? RS_OK : failed(n, r, what, err);
 }
 
 /* NCCL connects on first use, which cannot happen inside a capture: use it once in the sizes to come. */
@@ -98,41 +155,75 @@ static enum rs_result warm_up(struct cuda *c, uint32_t gpu, struct comm_nccl *n,
     for (size_t count = c->hp->n_embd; e == cudaSuccess && rc == RS_OK && count <= most; count *= 4)
         for (int bf16 = 0; bf16 < 2 && rc == RS_OK; bf16++)
             rc = comm_nccl_sum(n, p, count, bf16 != 0, g->stream, err);
-    if (e == cudaSuccess)
-        e = cudaStreamSynchronize(g->stream);
-    (void)cudaFree(p);
+    if (e == cudaSuccess && rc == RS_OK)
+        rc = cuda_span_wait(&c->gpu[gpu], n, NULL, err);
+    if (rc == RS_OK) /* else a kernel may still wait for others, and freeing would wait for it */
+        (void)cudaFree(p);
     return rc != RS_OK ? rc : e != cudaSuccess ? cuda_fail(err, e, "NCCL's first sums", g->device) : RS_OK;
+}
+
+static enum rs_result connect_hosts(struct comm_nccl *n, uint32_t gpu, struct rs_error *err)
+{
+    const struct backend_span *s = n->c->lim.span;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclResult_t r = n->lib->comm_init_rank_config(&n->comm, (int)s->n_ranks, n->lib->id, (int)(s->first[s->comm->host] + gpu), &config);
+    return settle(n, r, "joining hosts", OPEN_MS, err);
 }
 
 enum rs_result comm_nccl_open(struct cuda *c, uint32_t gpu, struct comm_nccl **out, struct rs_error *err)
 {
     const struct nccl_lib *lib = c->nccl;
     struct comm_nccl *n = calloc(1, sizeof *n);
+    enum rs_result rc = RS_OK;
     *out = NULL;
     if (n == NULL)
         return error_set(err, RS_ENOMEM, "out of memory for NCCL");
     n->lib = lib;
-    ncclResult_t r = lib->comm_init_rank(&n->comm, (int)c->n_gpus, lib->id, (int)gpu);
-    if (r != ncclSuccess) {
-        free(n);
-        return error_set(err, RS_EENGINE, "NCCL on GPU %d: %s", c->gpu[gpu].device, lib->error_string(r));
+    n->c = c;
+    n->apart = c->lim.span != NULL;
+    if (n->apart) {
+        rc = connect_hosts(n, gpu, err);
+    } else {
+        ncclResult_t r = lib->comm_init_rank(&n->comm, (int)c->n_gpus, lib->id, (int)gpu);
+        if (r != ncclSuccess) {
+            n->comm = NULL;
+            rc = error_set(err, RS_EENGINE, "NCCL on GPU %d: %s", c->gpu[gpu].device, lib->error_string(r));
+        }
+    }
+    if (rc != RS_OK) {
+        comm_nccl_close(n, true);
+        return rc;
     }
     *out = n;
     return warm_up(c, gpu, n, err);
 }
 
-void comm_nccl_close(struct comm_nccl *n)
+void comm_nccl_close(struct comm_nccl *n, bool gone)
 {
     if (n == NULL)
         return;
-    n->lib->comm_destroy(n->comm);
+    if (n->comm != NULL && n->apart && !gone)
+        gone = settle(n, n->lib->comm_finalize(n->comm), "leaving", CLOSE_MS, NULL) != RS_OK;
+    if (n->comm != NULL)
+        (void)(gone ? n->lib->comm_abort(n->comm) : n->lib->comm_destroy(n->comm));
     free(n);
 }
 
 enum rs_result comm_nccl_sum(struct comm_nccl *n, void *data, size_t count, bool bf16, cudaStream_t stream, struct rs_error *err)
 {
     ncclResult_t r = n->lib->all_reduce(data, data, count, bf16 ? ncclBfloat16 : ncclFloat32, ncclSum, n->comm, stream);
-    return r == ncclSuccess ? RS_OK : error_set(err, RS_EENGINE, "NCCL all-reduce: %s", n->lib->error_string(r));
+    if (n->apart && r == ncclInProgress)
+        return settle(n, r, "all-reduce", OPEN_MS, err);
+    return r == ncclSuccess ? RS_OK : failed(n, r, "all-reduce", err);
+}
+
+enum rs_result comm_nccl_look(struct comm_nccl *n, struct rs_error *err)
+{
+    ncclResult_t r = ncclSuccess;
+    if (n->lib->comm_async_error(n->comm, &r) != ncclSuccess)
+        r = ncclInternalError;
+    return r == ncclSuccess || r == ncclInProgress ? RS_OK : failed(n, r, "in a step", err);
 }
 
 #else
@@ -143,6 +234,18 @@ enum rs_result comm_nccl_prepare(struct cuda *c, uint8_t how, struct rs_error *e
     return error_set(err, RS_EUNSUPPORTED, "this build has no NCCL");
 }
 
+int comm_nccl_facts(const struct cuda *c, uint8_t id[COMM_NCCL_ID])
+{
+    (void)c;
+    memset(id, 0, COMM_NCCL_ID);
+    return 0;
+}
+
+void comm_nccl_take_id(struct cuda *c, const uint8_t id[COMM_NCCL_ID])
+{
+    (void)c, (void)id;
+}
+
 enum rs_result comm_nccl_open(struct cuda *c, uint32_t gpu, struct comm_nccl **out, struct rs_error *err)
 {
     (void)c, (void)gpu, (void)err;
@@ -150,9 +253,15 @@ enum rs_result comm_nccl_open(struct cuda *c, uint32_t gpu, struct comm_nccl **o
     return RS_OK;
 }
 
-void comm_nccl_close(struct comm_nccl *n)
+void comm_nccl_close(struct comm_nccl *n, bool gone)
 {
-    (void)n;
+    (void)n, (void)gone;
+}
+
+enum rs_result comm_nccl_look(struct comm_nccl *n, struct rs_error *err)
+{
+    (void)n, (void)err;
+    return RS_OK;
 }
 
 enum rs_result comm_nccl_sum(struct comm_nccl *n, void *data, size_t count, bool bf16, cudaStream_t stream, struct rs_error *err)

@@ -3,7 +3,6 @@
  * result, is the same to the bit however the ranks are dealt to hosts. */
 #include <math.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "engine/comm.h"
 #include "engine/cpu.h"
@@ -35,27 +34,10 @@ static uint32_t allreduce_phases(const struct cpu *c, const struct op *op, const
     return is_late(c, ch) ? 2 : 1;
 }
 
-/* The patch delay=RANK:us: this rank is busy for so long before it arrives. Most of it is slept through, because other ranks share its core. */
-static void be_late(float us)
-{
-    enum { SPIN_NS = 100000 };
-    struct timespec end, t;
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    int64_t ns = end.tv_nsec + (int64_t)((double)us * 1e3);
-    end.tv_sec += ns / 1000000000;
-    end.tv_nsec = ns % 1000000000;
-    ns = (int64_t)((double)us * 1e3) - SPIN_NS;
-    if (ns > 0)
-        nanosleep(&(struct timespec){.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000}, NULL);
-    do
-        clock_gettime(CLOCK_MONOTONIC, &t);
-    while (t.tv_sec < end.tv_sec || (t.tv_sec == end.tv_sec && t.tv_nsec < end.tv_nsec));
-}
-
 void cpu_delay(const struct cpu_call *k)
 {
     if ((int)(first_rank(k->c) + k->rank) == k->choice->delay_rank && cpu_alone(k))
-        be_late(k->choice->delay_us);
+        comm_be_late(k->choice->delay_us);
 }
 
 /* ---- peers that are not there ---- */
@@ -173,7 +155,9 @@ static void fetch(const struct cpu_call *k)
             m[n++] = (struct comm_move){.host = h, .data = c->part[r], .bytes = bytes};
     }
     const uint64_t t0 = now_ns();
+    s->comm->where = k->op->site;
     (void)comm_run(s->comm, m, n);
+    s->comm->where = NULL;
     s->move_us[k->op->index] += (float)((double)(now_ns() - t0) / 1e3);
 }
 

@@ -268,10 +268,12 @@ static void close_gpu(struct cuda_gpu *g)
 {
     const uint32_t layers = g->c->hp->n_layers + g->c->hp->n_nextn;
     (void)cudaSetDevice(g->device);
+    if (cuda_span_stopped(g->c))
+        cuda_span_leave(g);
     if (g->stream != NULL)
         (void)cudaStreamSynchronize(g->stream);
     cuda_exec_close(g); /* graphs before the communicator that they captured: its destruction waits for them */
-    comm_nccl_close(g->nccl);
+    comm_nccl_close(g->nccl, false);
     for (uint32_t i = 0; i < g->n_local && g->local != NULL; i++) {
         struct cuda_rank *r = &g->local[i];
         for (int b = 0; b < BUF_COUNT; b++) {
@@ -361,7 +363,7 @@ enum rs_result cuda_all(struct cuda *c, void (*work)(struct cuda_gpu *), struct 
         loading_look(c->lim.loading);
         pthread_mutex_lock(&c->lock);
     }
-    while (c->running != 0 && c->lim.loading == NULL && !c->stuck.asks)
+    while (c->running != 0 && c->lim.loading == NULL && !c->stuck.asks && !c->span.waits)
         pthread_cond_wait(&c->idle, &c->lock);
     while (c->running != 0) { /* while weights are loaded, and in a step: who waits is told, and may stop it */
         struct timespec until;
@@ -375,6 +377,8 @@ enum rs_result cuda_all(struct cuda *c, void (*work)(struct cuda_gpu *), struct 
         loading_look(c->lim.loading);
         if (c->stuck.asks)
             cuda_fault_look(c);
+        if (c->span.waits)
+            cuda_span_look(c);
         pthread_mutex_lock(&c->lock);
     }
     pthread_mutex_unlock(&c->lock);
@@ -413,6 +417,7 @@ static void cuda_close(struct backend *b)
         close_gpu(&c->gpu[i]);
     cuda_probe_close(c);
     cuda_logits_close(c);
+    cuda_span_close(c);
     (void)cudaFreeHost(c->fault);
     free(c->us[0]);
     free(c->us[1]);
@@ -520,14 +525,29 @@ static void job_nccl(struct cuda_gpu *g)
     (void)cudaSetDevice(g->device);
     (void)cudaStreamSynchronize(g->stream);
     cuda_exec_close(g); /* graphs before the communicator that they captured: its destruction waits for them */
-    comm_nccl_close(g->nccl);
+    comm_nccl_close(g->nccl, false);
     g->nccl = NULL;
     g->rc = comm_nccl_open(g->c, g->index, &g->nccl, &g->err);
+    if (g->rc != RS_OK && g->c->span.waits)
+        cuda_span_leave(g);
+}
+
+enum rs_result cuda_open_nccl(struct cuda *c, uint8_t how, struct rs_error *err)
+{
+    enum rs_result rc = cuda_all(c, job_nccl, err);
+    c->nccl_open = rc == RS_OK;
+    c->nccl_how = how;
+    return rc;
 }
 
 enum rs_result cuda_prepare(struct cuda *c, const struct program *p, const struct choice *choices, struct rs_error *err)
 {
     const struct choice *ch = NULL;
+    if (c->lim.span != NULL) {
+        enum rs_result joined = cuda_span_prepare(c, p, choices, err);
+        c->prepared = joined == RS_OK ? c->prepared : 0;
+        return joined;
+    }
     for (uint32_t i = 0; i < p->n_ops && ch == NULL; i++)
         if (p->ops[i].kind == OP_ALLREDUCE && strcmp(choices[i].impl->name, "nccl") == 0)
             ch = &choices[i];
@@ -536,12 +556,10 @@ enum rs_result cuda_prepare(struct cuda *c, const struct program *p, const struc
     if (c->n_gpus == 1 || c->n_gpus != c->n_ranks)
         return error_set(err, RS_EUNSUPPORTED, "allreduce=nccl takes one rank per GPU and several GPUs; there are %u ranks on %u (use flat)",
                          c->n_ranks, c->n_gpus);
-    c->nccl_open = false;
     enum rs_result rc = comm_nccl_prepare(c, ch->nccl, err);
+    c->nccl_open &= rc == RS_OK;
     if (rc == RS_OK)
-        rc = cuda_all(c, job_nccl, err);
-    c->nccl_open = rc == RS_OK;
-    c->nccl_how = ch->nccl;
+        rc = cuda_open_nccl(c, ch->nccl, err);
     if (rc != RS_OK)
         c->prepared = 0; /* the next step makes what its choices need */
     return rc;
@@ -637,6 +655,8 @@ static enum rs_result open_all(struct cuda *c, struct rs_error *err)
     enum rs_result rc = cuda_fault_room(c, err);
     if (rc == RS_OK)
         rc = cuda_logits_open(c, err);
+    if (rc == RS_OK)
+        rc = cuda_span_open(c, err);
     if (rc == RS_OK)
         rc = start_threads(c, err);
     return rc == RS_OK ? cuda_all(c, open_gpu, err) : rc;

@@ -107,6 +107,14 @@ struct cuda_gpu {
     struct rs_error err;
 };
 
+/* What a stream's call of the host needs to know: of one op. */
+struct cuda_span_call {
+    struct cuda *c;
+    uint32_t op, width;
+};
+
+enum { CUDA_SPAN_ROWS = 64 }; /* that go through host memory at a time */
+
 struct cuda {
     struct backend base;
     struct cuda_config cfg;
@@ -156,6 +164,17 @@ struct cuda {
         double since_us, told_us;
         char where[160];         /* as it was told last */
     } stuck;
+    /* ranks on several hosts (lim.span): cuda_span.c */
+    struct {
+        uint32_t stop;       /* atomic: others will not come any more */
+        struct rs_error why; /* the control thread's: who */
+        bool waits;          /* the job at hand waits for other hosts in NCCL: the control thread looks after them */
+        /* sums through host memory: pinned, `each` values of every rank and of the sum; the row that a reduce has come to, by its stream */
+        float *parts;
+        size_t each;
+        uint32_t rows, row;
+        struct cuda_span_call *call[2]; /* [program][op] */
+    } span;
     /* jobs for the GPUs' threads */
     pthread_mutex_t lock;
     pthread_cond_t wake, idle;
@@ -245,8 +264,23 @@ static inline int cuda_prog(const struct cuda *c, const struct program *p)
     return p == c->prog[1];
 }
 
-/* cuda.c: make what these choices need (communicators), or say why it cannot be had. */
+/* cuda.c: make what these choices need (communicators), or say why it cannot be had. open_nccl: between all GPUs, with the id that is there. */
 enum rs_result cuda_prepare(struct cuda *c, const struct program *p, const struct choice *choices, struct rs_error *err);
+enum rs_result cuda_open_nccl(struct cuda *c, uint8_t how, struct rs_error *err);
+
+/* cuda_span.c. prepare: as cuda_prepare(), by all hosts at once. begin, end: around a step, on the control thread; end says more of what went wrong while
+ * others were waited for, after which nothing can be computed together any more. look: on the control thread, while the GPUs' threads wait. wait: until
+ * the GPU's stream is through, on its thread; p: the step's program, NULL outside of steps; n NULL, or one host: just waits. leave: end what the GPU
+ * waits for in NCCL, on its thread or when that has ended. */
+enum rs_result cuda_span_open(struct cuda *c, struct rs_error *err);
+void cuda_span_close(struct cuda *c);
+enum rs_result cuda_span_prepare(struct cuda *c, const struct program *p, const struct choice *choices, struct rs_error *err);
+void cuda_span_begin(struct cuda *c, const struct backend_step *s);
+enum rs_result cuda_span_end(struct cuda *c, const struct program *p, enum rs_result rc, struct rs_error *err);
+void cuda_span_look(struct cuda *c);
+enum rs_result cuda_span_wait(struct cuda_gpu *g, struct comm_nccl *n, const struct program *p, struct rs_error *err);
+bool cuda_span_stopped(const struct cuda *c);
+void cuda_span_leave(struct cuda_gpu *g);
 
 /* cuda_clock.c. align: between steps; does nothing while the last calibration is young. us: a GPU's stamp on the clock of GPU 0, since its `zero`. */
 enum rs_result cuda_clock_open(struct cuda_gpu *g, struct rs_error *err);
@@ -281,6 +315,8 @@ uint32_t cuda_look_pairs(struct backend *b, uint32_t rank);
  * rank gave up waiting for another one. */
 enum rs_result cuda_fault_room(struct cuda *c, struct rs_error *err);
 enum rs_result cuda_fault_step(struct cuda *c, struct rs_error *err);
+/* The op that was the last to begin on a GPU; *at: which of its launches. 0 where kernels leave no stamps. */
+uint32_t cuda_fault_last(const struct cuda_gpu *g, uint32_t *at);
 /* Has nothing moved for a second while a step runs? Then ask whether to give it up. On the control thread. */
 void cuda_fault_look(struct cuda *c);
 enum rs_result cuda_fault_waiting(struct cuda *c, const struct program *p, uint32_t rows, struct rs_error *err);

@@ -233,14 +233,16 @@ static enum rs_result run_gpu(struct cuda_gpu *g)
         rc = cuda_launch_step(g, s, s->batch->n_rows, keys, &g->err);
     if (e == cudaSuccess && rc == RS_OK)
         e = cuda_logits_follow(g, s);
-    if (e == cudaSuccess)
-        e = cudaStreamSynchronize(g->stream);
-    return rc != RS_OK ? rc : e != cudaSuccess ? cuda_fail(&g->err, e, "step", g->device) : RS_OK;
+    if (e != cudaSuccess && rc == RS_OK)
+        rc = cuda_fail(&g->err, e, "step", g->device);
+    return rc == RS_OK ? cuda_span_wait(g, c->span.waits ? g->nccl : NULL, s->prog, &g->err) : rc;
 }
 
 static void job_step(struct cuda_gpu *g)
 {
     g->rc = run_gpu(g);
+    if (g->rc != RS_OK && g->c->span.waits)
+        cuda_span_leave(g); /* its sums will not come: who waits for them in NCCL need not */
 }
 
 /* An op lasts from its first kernel's start to the start of the next op that launched one; of a reduce that took the residual along, up to where its
@@ -361,8 +363,9 @@ enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, stru
     if (rc != RS_OK)
         return rc;
     cuda_probe_begin(c, s);
-    c->stuck.asks = s->stuck != NULL && s->hook == NULL && c->n_gpus > 1;
+    c->stuck.asks = s->stuck != NULL && s->hook == NULL && c->n_gpus > 1 && c->lim.span == NULL;
     c->stuck.since_us = c->stuck.told_us = (double)now_us();
+    cuda_span_begin(c, s);
     rc = s->hook != NULL ? walk_held(c, s, err) : cuda_all(c, job_step, err);
     c->stuck.asks = false;
     c->epoch += c->gpu[0].n_reduces;
@@ -370,6 +373,7 @@ enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, stru
         rc = cuda_fault_waiting(c, p, s->graph ? s->batch->bucket : s->batch->n_rows, err);
     else if (rc == RS_EENGINE)
         rc = cuda_fault_step(c, err);
+    rc = cuda_span_end(c, p, rc, err);
     if (rc != RS_OK)
         return rc;
     sum_times(c, p);

@@ -78,7 +78,7 @@ enum rs_result cuda_fault_room(struct cuda *c, struct rs_error *err)
 }
 
 /* The op whose kernels were the last to begin: the failure is its own, or that of one that was launched with it. */
-static uint32_t last_begun(const struct cuda_gpu *g, uint32_t *at)
+uint32_t cuda_fault_last(const struct cuda_gpu *g, uint32_t *at)
 {
     *at = 0;
     for (uint32_t i = 0; i < g->n_launched; i++)
@@ -97,7 +97,7 @@ enum rs_result cuda_fault_step(struct cuda *c, struct rs_error *err)
         if (e == cudaSuccess)
             continue;
         c->dead = true;
-        const uint32_t op = last_begun(g, &at);
+        const uint32_t op = cuda_fault_last(g, &at);
         const struct program *p = c->last;
         return error_set(err, RS_EENGINE, "GPU %d (rank %u) failed for good in op %s, launched at %s:%d: %s; the engine ends", g->device,
                          g->n_launched != 0 ? g->launched[at] % c->n_ranks : g->rank0, p != NULL && op < p->n_ops ? p->ops[op].site : "?",
@@ -117,7 +117,7 @@ void cuda_fault_look(struct cuda *c)
     bool moved = false;
     for (uint32_t k = 0; k < c->n_gpus; k++) {
         uint32_t i;
-        const uint32_t op = last_begun(&c->gpu[k], &i);
+        const uint32_t op = cuda_fault_last(&c->gpu[k], &i);
         moved |= op != c->stuck.at[k];
         c->stuck.at[k] = op;
         behind = op < c->stuck.at[behind] ? k : behind;

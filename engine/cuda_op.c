@@ -143,7 +143,7 @@ struct cuda_residual cuda_op_residual(struct cuda_walk *w, const struct cuda_ran
 {
     const struct op *reduce = cuda_op_ahead(w, n), *add = cuda_op_ahead(w, n + 1);
     const uint8_t buf = w->op->out[0].buf;
-    if (!w->fuse || w->c->n_ranks != 1 || w->c->lim.peers > 1 || add == NULL || reduce->kind != OP_ALLREDUCE ||
+    if (!w->fuse || w->c->n_ranks != 1 || w->c->lim.peers > 1 || w->c->lim.span != NULL || add == NULL || reduce->kind != OP_ALLREDUCE ||
         add->kind != OP_ADD || reduce->in[0].buf != buf || add->in[0].buf != buf || w->s->choices[reduce->index].delay_rank == 0 || cuda_op_is_user(w, add) || cuda_op_observed(w, w->op))
         return (struct cuda_residual){NULL, 0};
     w->done[reduce->index] = w->done[add->index] = true;

@@ -9,8 +9,9 @@ static bool same_ref(const struct op_ref *a, const struct op_ref *b)
     return a->buf == b->buf && a->col == b->col;
 }
 
-static enum rs_result nccl_sum(struct cuda_walk *w, struct cuda_rank *r, const struct op_ref *ref, bool bf16)
+enum rs_result cuda_op_nccl(struct cuda_walk *w, struct cuda_rank *r, const struct op_ref *ref)
 {
+    const bool bf16 = w->ch->bf16;
     const size_t n = (size_t)w->rows * cuda_op_width_of(w, r, ref);
     if (bf16)
         CUDA_OP_RUN(kcu_to_bf16(&w->l, cuda_op_at(w, r, ref), w->g->payload, n));
@@ -77,8 +78,9 @@ enum rs_result cuda_op_join(struct cuda_walk *w)
     for (uint32_t i = 1; i < n; i++)
         w->done[w->op->index + i] = true;
     cuda_op_arm(w, &w->g->local[0]);
-    if (reduce != NULL && strcmp(w->ch->impl->name, "nccl") == 0 && w->c->n_gpus > 1) {
-        enum rs_result rc = nccl_sum(w, &w->g->local[0], from, w->ch->bf16);
+    const bool far = w->c->lim.span != NULL;
+    if (reduce != NULL && (far || (strcmp(w->ch->impl->name, "nccl") == 0 && w->c->n_gpus > 1))) {
+        enum rs_result rc = far ? cuda_op_span(w, from) : cuda_op_nccl(w, &w->g->local[0], from);
         if (rc != RS_OK)
             return rc;
         reduce = NULL;

@@ -158,6 +158,15 @@ static enum rs_result step(struct follower *f, struct far *x, const struct link_
     return rc;
 }
 
+static enum rs_result prepare(struct share *s, const struct link_msg *m, struct rs_error *err)
+{
+    uint32_t which;
+    enum rs_result rc = share_unpack_choices(s, m->data, m->len, &which, err);
+    if (rc != RS_OK || s->backend->ops->prepare == NULL)
+        return rc;
+    return s->backend->ops->prepare(s->backend, &s->prog[which], s->choices[which], err);
+}
+
 static enum rs_result at(struct follower *f, struct share *s, const struct link_msg *m, struct rs_error *err)
 {
     struct backend *b = s->backend;
@@ -216,6 +225,7 @@ static enum rs_result carry_out(struct follower *f, const struct link_msg *m, st
         return error_set(err, RS_EINTERNAL, "no runtime %u is open here", m->id);
     switch (m->type) {
     case SHARE_STEP: return step(f, x, m, err);
+    case SHARE_PREPARE: return prepare(x->share, m, err);
     case SHARE_AT: return at(f, x->share, m, err);
     case SHARE_RESERVE: rc = number(m, &keys, sizeof keys, err); return rc != RS_OK ? rc : b->ops->reserve(b, keys, err);
     case SHARE_RETIRE:

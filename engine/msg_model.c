@@ -236,6 +236,7 @@ static enum rs_result msg_open(struct engine *e, struct msg *m, struct args *a, 
         return rc;
     struct patch_table before = e->patches.now;
     e->patches.now.gpus = cfg.backend == BACKEND_CUDA;
+    e->patches.now.hosts = e->hosts != NULL;
     if (patches != NULL)
         rc = plan_patches(e, patches, err);
     if (rc == RS_OK)

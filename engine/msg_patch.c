@@ -164,7 +164,7 @@ static enum rs_result msg_patch_revert(struct engine *e, struct msg *m, struct a
 
 static enum rs_result msg_patch_reset(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
-    struct patch_table none = {.n = 0, .reg = e->patches.registry, .gpus = e->patches.now.gpus};
+    struct patch_table none = {.n = 0, .reg = e->patches.registry, .gpus = e->patches.now.gpus, .hosts = e->patches.now.hosts};
     enum rs_result rc = args_end(a);
     return rc == RS_OK ? apply(e, m, &none, "reset", NULL, "default", err) : rc;
 }

@@ -1,4 +1,8 @@
 /* The patch table. PATCH_SLOTS is the documentation: /patch list, completion and the manual are printed from it. */
+#ifdef HAVE_CONFIG_H
+#include "config.h"
+#endif
+
 #include "engine/patch.h"
 
 #include <math.h>
@@ -15,6 +19,13 @@
     (K(RMSNORM) | K(LINEAR) | K(QKV_A) | K(GATE_UP) | K(SILU_MUL) | K(MOE_SILU_MUL) | K(ADD) | K(ROPE_Q) | K(KV_STORE) | K(MLA) | K(ROUTER) | K(ALLREDUCE))
 #define ALL_LINEAR (K(LINEAR) | K(QKV_A) | K(GATE_UP) | K(MOE_GATE_UP) | K(MOE_DOWN) | K(MLA))
 
+/* Between hosts NCCL is many times faster than what goes through host memory. */
+#ifdef HAVE_NCCL
+#define GPU_HOSTS_REDUCE "nccl"
+#else
+#define GPU_HOSTS_REDUCE NULL
+#endif
+
 static const struct patch_slot PATCH_SLOTS[SLOT_COUNT] = {
     [SLOT_SLOT_ORDER] = {"slot_order", PATCH_RECAPTURE, K(QKV_A) | K(GATE_UP) | K(MOE_GATE_UP), true, "how fused projections join their slots",
                          {{"slot", "in the order in which the model consumes the columns"},
@@ -28,7 +39,7 @@ static const struct patch_slot PATCH_SLOTS[SLOT_COUNT] = {
                    {"direct", "computes on the spot, outside the recorder: right in eager mode, stale in a graph"},
                    {"off", "preset: mla=expanded and qkv_a=split, the switch that the story's engine called MLA disable"}}},
     [SLOT_ALLREDUCE] = {"allreduce", PATCH_RECAPTURE, K(ALLREDUCE), true, "how partial sums of the ranks are added",
-                        {{"flat", "rank 0 + rank 1 + ..., in order"}, {"tree", "pairs, then pairs of pairs: another rounding"}, {"nccl", "NCCL, as it sees fit (GPUs)"}}},
+                        {{"flat", "rank 0 + rank 1 + ..., in order"}, {"tree", "pairs, then pairs of pairs: another rounding"}, {"nccl", "NCCL, as it sees fit (GPUs)"}}, .on_gpu_hosts = GPU_HOSTS_REDUCE},
     [SLOT_AR_DTYPE] = {"allreduce.dtype", PATCH_RECAPTURE, K(ALLREDUCE), true, "payload of the all-reduce",
                        {{"f32", "exact"}, {"bf16", "half the bytes, each summand rounded to 8 bits of mantissa"}}, "bf16"},
     [SLOT_NCCL] = {"nccl", PATCH_RECAPTURE, K(ALLREDUCE), false, "how NCCL sums where allreduce=nccl; its communicators are made anew",
@@ -287,6 +298,7 @@ enum rs_result patch_past(const struct patch_store *s, uint64_t to, struct patch
         if (to == 0 || s->history[i].generation == to) {
             *out = s->history[i];
             out->gpus = s->now.gpus;
+            out->hosts = s->now.hosts;
             return RS_OK;
         }
     return error_set(err, RS_ENOTFOUND, to == 0 ? "nothing to revert: no patch was set" : "generation %llu is not in the history", (unsigned long long)to);
@@ -302,7 +314,8 @@ const char *patch_current(const struct patch_table *t, uint32_t slot)
 
 const char *patch_default(const struct patch_table *t, uint32_t slot)
 {
-    return t->gpus && PATCH_SLOTS[slot].on_gpus != NULL ? PATCH_SLOTS[slot].on_gpus : PATCH_SLOTS[slot].impls[0].name;
+    const struct patch_slot *s = &PATCH_SLOTS[slot];
+    return t->gpus && t->hosts && s->on_gpu_hosts != NULL ? s->on_gpu_hosts : t->gpus && s->on_gpus != NULL ? s->on_gpus : s->impls[0].name;
 }
 
 bool patch_same(const struct patch_table *a, const struct patch_table *b, uint32_t slot)

@@ -39,6 +39,7 @@ struct patch_slot {
     const char *help;
     struct patch_impl impls[PATCH_MAX_IMPLS]; /* the first is the default */
     const char *on_gpus;                      /* the default of the CUDA backend where it is another; else NULL */
+    const char *on_gpu_hosts;                 /* and of GPUs of several hosts */
 };
 
 struct patch_entry {
@@ -84,6 +85,7 @@ struct patch_table {
     uint64_t generation;
     const struct patch_registry *reg; /* what the names of slot "user" mean */
     bool gpus;                        /* defaults are those of the CUDA backend */
+    bool hosts;                       /* whose ranks are on several hosts */
     uint32_t n;
     struct patch_entry entry[PATCH_MAX_ENTRIES];
 };

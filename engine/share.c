@@ -219,6 +219,13 @@ enum rs_result share_pack_step(struct share_buf *out, const struct share *s, uin
     return ok ? RS_OK : error_set(err, RS_ENOMEM, "out of memory to tell other hosts of a step");
 }
 
+enum rs_result share_pack_choices(struct share_buf *out, const struct share *s, uint32_t which, struct rs_error *err)
+{
+    out->n = 0;
+    bool ok = share_put(out, &which, sizeof which) && put_choices(out, s, s->choices[which], s->prog[which].n_ops);
+    return ok ? RS_OK : error_set(err, RS_ENOMEM, "out of memory to tell other hosts of choices");
+}
+
 struct reader {
     const uint8_t *p;
     size_t left;
@@ -320,4 +327,15 @@ enum rs_result share_unpack_step(struct share *s, const uint8_t *data, size_t le
     *which = h.which;
     *step = (struct backend_step){.batch = b, .generation = h.generation, .graph = h.graph != 0, .graph_guard = h.guard != 0, .fast = h.fast != 0};
     return RS_OK;
+}
+
+enum rs_result share_unpack_choices(struct share *s, const uint8_t *data, size_t len, uint32_t *which, struct rs_error *err)
+{
+    struct reader r = {.p = data, .left = len};
+    take_into(&r, which, sizeof *which);
+    if (!r.bad && *which <= (s->has_nextn ? 1u : 0u))
+        take_choices(&r, s, *which);
+    else
+        r.bad = true;
+    return !r.bad && r.left == 0 ? RS_OK : error_set(err, RS_EINTERNAL, "choices that are cut short arrived from the first host");
 }

@@ -16,6 +16,7 @@ enum share_msg {
     SHARE_OPEN,       /* struct share_open_msg, then the path with its NUL */
     SHARE_CLOSE,
     SHARE_STEP,       /* see share_pack_step() */
+    SHARE_PREPARE,    /* see share_pack_choices() */
     SHARE_RESERVE,    /* u32: keys */
     SHARE_RETIRE,     /* u64: generation */
     SHARE_AT,         /* struct share_at, then floats if it writes */
@@ -97,6 +98,10 @@ bool share_put(struct share_buf *b, const void *data, size_t n); /* false: out o
 
 /* Describe a step for the others; choices: may they have others than the last time? RS_EUNSUPPORTED: an implementation that they do not have. */
 enum rs_result share_pack_step(struct share_buf *b, const struct share *s, uint32_t which, const struct backend_step *step, bool choices, struct rs_error *err);
+
+/* Choices alone, of which something is to be made before a step uses them, and the other way. */
+enum rs_result share_pack_choices(struct share_buf *b, const struct share *s, uint32_t which, struct rs_error *err);
+enum rs_result share_unpack_choices(struct share *s, const uint8_t *data, size_t len, uint32_t *which, struct rs_error *err);
 
 /* The other way: batch and choices from what came. The batch's arrays have the capacities of the limits; tables: what its segments point into, and
  * `from` where a step has one. */

@@ -13,6 +13,7 @@ enum { KEYS_STEP = 1024 }; /* sequences' keys are reserved in such steps, since 
 
 struct span {
     struct backend base;
+    struct backend_ops ops; /* what base.ops points to: some are as the backend's of this process */
     struct hosts *hosts;
     struct share *own;
     const struct program *prog[2];
@@ -71,14 +72,18 @@ static void take_report(struct span *s, uint32_t which, uint32_t host, const flo
     }
 }
 
-/* Hosts have no common clock. A sum is complete everywhere at about the same time, so that moment stands for one. */
+/* Hosts have no common clock. A sum is complete everywhere at about the same time, so that moment stands for one; the ranks of a host keep the distances
+ * that its own clocks have measured. */
 static void align(struct span *s)
 {
     for (uint32_t i = 0; s->reduces != NULL && i < s->prog[0]->n_ops; i++) {
         struct backend_reduce *r = s->reduces + (size_t)i * s->n_ranks;
-        for (uint32_t k = 1; k < s->n_ranks; k++) {
-            r[k].arrive += r[0].ready - r[k].ready;
-            r[k].ready = r[k].ready > 0 ? r[0].ready : 0;
+        for (uint32_t h = 1; h < s->n_hosts; h++) {
+            const double shift = r[0].ready - r[s->first[h]].ready;
+            for (uint32_t k = s->first[h]; k < s->first[h + 1]; k++) {
+                r[k].arrive += shift;
+                r[k].ready = r[k].ready > 0 ? r[k].ready + shift : 0;
+            }
         }
     }
 }
@@ -158,8 +163,8 @@ static enum rs_result span_step(struct backend *b, const struct backend_step *st
     rc = share_step(s->own, which, step, own.n_copies != 0 ? &own : NULL, &e);
     if (hosts_comm(s->hosts)->failed)
         hosts_lose(s->hosts, &hosts_comm(s->hosts)->why);
-    if (hosts_lost(s->hosts))
-        return check(s, err); /* its message says who */
+    if (hosts_lost(s->hosts)) /* the message says who, and where its data was waited for if it was */
+        return hosts_comm(s->hosts)->failed ? error_set(err, RS_EENGINE, "%s", hosts_comm(s->hosts)->why.msg) : check(s, err);
     if (rc == RS_OK)
         own_report(s, which);
     rc = collect(s, which, rc, &e);
@@ -215,7 +220,30 @@ static enum rs_result span_prepare(struct backend *b, const struct program *p, c
     if (rc == RS_OK)
         rc = share_choose(s->own, which, choices, err);
     s->chosen[which] = false; /* whatever comes of it, the others have others */
-    return rc;
+    struct backend *own = s->own->backend;
+    if (rc != RS_OK || own->ops->prepare == NULL)
+        return rc;
+    rc = share_pack_choices(&s->out, s->own, which, err);
+    if (rc == RS_OK)
+        rc = hosts_tell(s->hosts, 0, SHARE_PREPARE, s->id, s->out.p, s->out.n, err);
+    if (rc != RS_OK)
+        return rc;
+    struct rs_error mine, theirs;
+    const enum rs_result done = own->ops->prepare(own, &s->own->prog[which], s->own->choices[which], &mine);
+    if (hosts_comm(s->hosts)->failed)
+        hosts_lose(s->hosts, &hosts_comm(s->hosts)->why);
+    rc = hosts_answers(s->hosts, &theirs);
+    if ((done != RS_OK) != (rc != RS_OK)) /* they agree on what to refuse; else they are out of step */
+        hosts_lose(s->hosts, done != RS_OK ? &mine : &theirs);
+    if ((done != RS_OK || rc != RS_OK) && err != NULL)
+        *err = done != RS_OK ? mine : theirs;
+    return done != RS_OK ? done : rc;
+}
+
+static bool span_replays(struct backend *b, const struct batch *batch)
+{
+    struct backend *own = of(b)->own->backend;
+    return own->ops->replays == NULL || own->ops->replays(own, batch);
 }
 
 /* ---- looking into memory ---- */
@@ -367,9 +395,10 @@ static uint32_t span_graphs(struct backend *b, struct backend_graph *out, uint32
 static void span_close(struct backend *b)
 {
     struct span *s = of(b);
-    if (s->id != 0 && !hosts_lost(s->hosts) && hosts_tell(s->hosts, 0, SHARE_CLOSE, s->id, NULL, 0, NULL) == RS_OK)
+    const bool told = s->id != 0 && !hosts_lost(s->hosts) && hosts_tell(s->hosts, 0, SHARE_CLOSE, s->id, NULL, 0, NULL) == RS_OK;
+    share_close(s->own); /* at the same time as theirs: a communicator's end may wait for the others' */
+    if (told)
         (void)hosts_answers(s->hosts, NULL);
-    share_close(s->own);
     free(s->us[0]);
     free(s->us[1]);
     free(s->moved);
@@ -382,7 +411,7 @@ static void span_close(struct backend *b)
 static const struct backend_ops SPAN_OPS = {
     .name = "hosts", .close = span_close, .step = span_step, .reserve = span_reserve, .logits = span_logits, .read = span_read, .write = span_write,
     .cache_get = span_cache_get, .cache_put = span_cache_put, .pairs = span_pairs, .op_us = span_op_us, .next_us = span_next_us, .reduces = span_reduces,
-    .device = span_device, .dead = span_dead, .memory = span_memory, .prepare = span_prepare, .retire = span_retire, .graphs = span_graphs,
+    .device = span_device, .dead = span_dead, .memory = span_memory, .prepare = span_prepare, .replays = span_replays, .retire = span_retire, .graphs = span_graphs,
 };
 
 static bool allocate(struct span *s, const struct program *nextn, bool reduces)
@@ -432,8 +461,6 @@ enum rs_result span_open(struct model *m, const struct runtime_config *cfg, cons
     uint32_t first[RS_MAX_RANKS + 1] = {0};
     if (m->made_up)
         return error_set(err, RS_EUNSUPPORTED, "a made-up model does not span hosts: write it to a file first (rankscope synth)");
-    if (cfg->backend != BACKEND_CPU)
-        return error_set(err, RS_EUNSUPPORTED, "GPUs of several hosts are not joined by this version: use backend cpu, or one host");
     if (cfg->ranks < n_hosts)
         return error_set(err, RS_EUSAGE, "%u rank%s cannot be dealt to %u hosts: each needs one", cfg->ranks, cfg->ranks == 1 ? "" : "s", n_hosts);
     struct span *s = calloc(1, sizeof *s);
@@ -441,7 +468,8 @@ enum rs_result span_open(struct model *m, const struct runtime_config *cfg, cons
         return error_set(err, RS_ENOMEM, "out of memory for hosts");
     for (uint32_t h = 0; h < RS_MAX_RANKS + 1; h++)
         first[h] = h < n_hosts ? shard_deal(cfg->ranks, 1, n_hosts, h).from : cfg->ranks;
-    s->base.ops = &SPAN_OPS;
+    s->ops = SPAN_OPS;
+    s->base.ops = &s->ops;
     s->hosts = cfg->hosts;
     s->prog[0] = main_prog;
     s->prog[1] = nextn;
@@ -451,8 +479,10 @@ enum rs_result span_open(struct model *m, const struct runtime_config *cfg, cons
     s->max_logits = lim->max_logits;
     hosts_ranks(cfg->hosts, first);
     enum rs_result rc = open_all(s, m, cfg, lim, first, pool, isa, err);
-    if (rc == RS_OK)
+    if (rc == RS_OK) {
         s->first = s->own->span.first;
+        s->ops.pads = s->own->backend->ops->pads;
+    }
     if (rc == RS_OK && !allocate(s, nextn, s->own->backend->ops->reduces != NULL))
         rc = error_set(err, RS_ENOMEM, "out of memory for hosts");
     if (rc != RS_OK) {

@@ -1,40 +1,25 @@
 /* Ranks on several hosts, all of them this machine: the same bits as in one process, whatever is switched on the way; what cannot be is refused by
  * name; a host that fails is named, and nothing hangs or stays behind. */
-#include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "engine/share.h"
 #include "tests/engine_client.h"
+#include "tests/hosts_rig.h"
 #include "tests/tap.h"
 
 #define MODEL "models/tiny-glm5-q4.gguf"
 #define IDS "\"ids\":[1,5,9,33,7,100,12,45,3,99,201,77,5,5,61,8,19,250,31,44]"
 
-/* The other hosts' processes are the program itself, not this test. */
-static const char *launcher(const char *more)
-{
-    static char s_words[4400];
-    const char *build = getenv("abs_builddir");
-    snprintf(s_words, sizeof s_words, "env %s TEST_HOST={host} %s/rankscope {args}", more, build != NULL ? build : ".");
-    return s_words;
-}
-
-static enum rs_result open_hosts(const char *hosts, const char *launch, unsigned timeout, struct rs_engine **out, struct rs_error *err)
-{
-    const struct rs_local_params p = {.workers = 2, .hosts = hosts, .launch = launch, .host_timeout = timeout};
-    return rs_engine_local(&p, out, err);
-}
-
 static struct rs_engine *must_open(const char *hosts)
 {
     struct rs_engine *e;
     struct rs_error err;
-    if (open_hosts(hosts, launcher(""), 0, &e, &err) == RS_OK)
+    if (hosts_try(hosts, hosts_launcher(""), 0, &e, &err) == RS_OK)
         return e;
     printf("Bail out! %s: %s\n", hosts, err.msg);
     exit(1);
@@ -214,96 +199,52 @@ static void refusals(void)
 
 /* ---- failures ---- */
 
-/* Processes that follow another one and that this one has started, so many ms from now. */
-static int followers(pid_t out[8])
-{
-    DIR *d = opendir("/proc");
-    int n = 0;
-    for (struct dirent *f; d != NULL && (f = readdir(d)) != NULL;) {
-        char path[300], text[400] = "";
-        snprintf(path, sizeof path, "/proc/%s/environ", f->d_name);
-        FILE *in = fopen(path, "r");
-        char *env = NULL;
-        size_t cap = 0;
-        bool ours = false;
-        while (in != NULL && getdelim(&env, &cap, '\0', in) > 0)
-            ours |= strncmp(env, "TEST_HOST=", 10) == 0;
-        free(env);
-        if (in != NULL)
-            fclose(in);
-        snprintf(path, sizeof path, "/proc/%s/stat", f->d_name);
-        in = ours ? fopen(path, "r") : NULL;
-        if (in != NULL && fgets(text, sizeof text, in) != NULL && strstr(text, ") Z ") == NULL && n < 8)
-            out[n++] = (pid_t)atoi(f->d_name);
-        if (in != NULL)
-            fclose(in);
-    }
-    if (d != NULL)
-        closedir(d);
-    return n;
-}
-
-static int followers_left(void)
-{
-    pid_t pid[8];
-    int n = 0;
-    for (int i = 0; i < 400 && (n = followers(pid)) != 0; i++)
-        nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
-    return n;
-}
-
 static void bad_start(const char *hosts, const char *launch, const char *part, const char *what)
 {
     struct rs_engine *e;
     struct rs_error err = {.msg = ""};
-    enum rs_result rc = open_hosts(hosts, launch, 0, &e, &err);
+    enum rs_result rc = hosts_try(hosts, launch, 0, &e, &err);
     tap_ok(rc != RS_OK && strstr(err.msg, part) != NULL, "%s (%s)", what, err.msg);
     if (rc == RS_OK)
         rs_engine_close(e);
 }
 
+/* As another host's process of another version would: knock, and say what the answer was. */
+static int knock(char **argv)
+{
+    struct share_hello hello = {.version = "0.0.1", .sizes = share_sizes(), .index = 1, .isa = UINT32_MAX};
+    const char *where = NULL;
+    char host[LINK_ADDRESS], hex[2 * LINK_SECRET + 2];
+    unsigned index, port;
+    int fd;
+    struct link l;
+    struct link_msg m;
+    for (char **a = argv; *a != NULL; a++)
+        where = strcmp(*a, "--follow") == 0 ? a[1] : where;
+    if (where == NULL || sscanf(where, "%u@%100[^:]:%u", &index, host, &port) != 3 || fgets(hex, sizeof hex, stdin) == NULL)
+        return 2;
+    for (size_t i = 0; i < LINK_SECRET; i++) {
+        const char digits[3] = {hex[2 * i], hex[2 * i + 1], '\0'};
+        hello.secret[i] = (char)strtoul(digits, NULL, 16);
+    }
+    if (link_connect(host, (uint16_t)port, 5000, &fd, NULL) != RS_OK || link_open(&l, fd, NULL) != RS_OK ||
+        link_send(&l, SHARE_HELLO, 0, RS_OK, &hello, sizeof hello, NULL) != RS_OK || link_next(&l, 5000, &m, NULL) != RS_OK)
+        return 3;
+    return m.type == SHARE_ANSWER && m.status == RS_ESTATE ? 0 : 4;
+}
+
 static void starts(void)
 {
+    char words[4400];
+    snprintf(words, sizeof words, "%s/tests/hosts_test knock {args}", getenv("abs_builddir") != NULL ? getenv("abs_builddir") : ".");
+    bad_start("localhost,localhost", words, "host localhost runs rankscope 0.0.1", "a process of another version");
     bad_start("localhost,hostb", "false {host} {command}", "hostb", "a launcher that fails");
     bad_start("localhost,hostb", "/no/such/launcher {host} {command}", "hostb", "a launcher that is not there");
     bad_start("localhost,hostb", "sh -c false", "{command}", "a launcher without a command");
-    bad_start("localhost", launcher(""), "two or more", "one host");
-    bad_start("localhost,-oProxyCommand=x", launcher(""), "no list of host names", "a host that would be an option");
-    bad_start("192.0.2.1,localhost", launcher(""), "not this machine", "a first host that is another machine");
-    tap_eq_int(followers_left(), 0, "nothing is left of them");
-}
-
-/* One of several hosts gets a signal in the middle of an answer. */
-static void signalled(int sig, const char *what, const char *part)
-{
-    struct rs_engine *e;
-    struct rs_error err;
-    struct rs_event ev;
-    pid_t pid[8];
-    char *reply = NULL;
-    bool named = false, told = false, over = false;
-    int tokens = 0;
-    if (!tap_ok(open_hosts("localhost,localhost,localhost", launcher(""), 2, &e, &err) == RS_OK, "%s: three hosts start", what))
-        return;
-    load(e, 6, "");
-    int n = followers(pid);
-    tap_eq_int(n, 2, "%s: two other processes run", what);
-    if (rs_request(e, "submit", "{\"ids\":[1,40,9,17,5],\"max_tokens\":2000,\"ignore_eos\":true}", 60000, &reply, &err) != RS_OK)
-        tap_diag("submit: %s", err.msg);
-    free(reply);
-    while (!over && rs_next(e, 30000, &ev, &err) == RS_OK) {
-        if (ev.type == RS_EVENT_TOKEN && ++tokens == 20)
-            kill(pid[0], sig);
-        named |= ev.type == RS_EVENT_DONE && strstr(ev.json, "host localhost (ranks ") != NULL && strstr(ev.json, part) != NULL;
-        told |= ev.type == RS_EVENT_LOG && strstr(ev.json, "host localhost (ranks ") != NULL;
-        over = ev.type == RS_EVENT_LOST;
-    }
-    tap_ok(tokens >= 20 && named, "%s in an answer: it ends with an error that names host and ranks", what);
-    tap_ok(told && over, "%s in an answer: who is connected learns it, and the engine ends", what);
-    rs_engine_close(e);
-    if (sig == SIGSTOP)
-        kill(pid[0], SIGCONT);
-    tap_eq_int(followers_left(), 0, "%s in an answer: nothing is left", what);
+    bad_start("localhost", hosts_launcher(""), "two or more", "one host");
+    bad_start("localhost,-oProxyCommand=x", hosts_launcher(""), "no list of host names", "a host that would be an option");
+    bad_start("192.0.2.1,localhost", hosts_launcher(""), "not this machine", "a first host that is another machine");
+    tap_eq_int(hosts_left(), 0, "nothing is left of them");
 }
 
 static void idle_loss(void)
@@ -313,7 +254,7 @@ static void idle_loss(void)
     pid_t pid[8] = {0};
     bool told = false, over = false;
     load(e, 2, "");
-    if (followers(pid) == 1)
+    if (hosts_followers(pid) == 1)
         kill(pid[0], SIGKILL);
     while (!over && rs_next(e, 20000, &ev, NULL) == RS_OK) {
         told |= ev.type == RS_EVENT_LOG && strstr(ev.json, "(rank 1) is gone") != NULL;
@@ -336,7 +277,7 @@ static void other_model(void)
     if (getcwd(here, sizeof here) == NULL || symlink(tap_source(MODEL), path[0]) != 0)
         return;
     *strrchr(path[0], '/') = '\0';
-    if (chdir(path[0]) != 0 || open_hosts("localhost,localhost", launcher(more), 0, &e, &err) != RS_OK)
+    if (chdir(path[0]) != 0 || hosts_try("localhost,localhost", hosts_launcher(more), 0, &e, &err) != RS_OK)
         return;
     enum rs_result rc = ec_fails(e, msg, "open", "{\"path\":\"model.gguf\",\"ranks\":2}");
     tap_ok(rc != RS_OK && strstr(msg, "host localhost (rank 1)") != NULL, "a model that another host does not have (%s)", msg);
@@ -354,8 +295,10 @@ static void other_model(void)
         tap_diag("cannot go back to %s", here);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1 && strcmp(argv[1], "knock") == 0)
+        return knock(argv);
     struct rs_engine *one = ec_open();
     same_bits(one);
     switches(one);
@@ -363,9 +306,9 @@ int main(void)
     refusals();
     starts();
     other_model();
-    signalled(SIGKILL, "killed", "is gone");
-    signalled(SIGSTOP, "stopped", "silent");
+    hosts_signalled(&(struct hosts_loss){SIGKILL, "killed", "is gone", "localhost,localhost,localhost", MODEL, ",\"ranks\":6", NULL});
+    hosts_signalled(&(struct hosts_loss){SIGSTOP, "stopped", "silent", "localhost,localhost,localhost", MODEL, ",\"ranks\":6", NULL});
     idle_loss();
-    tap_eq_int(followers_left(), 0, "no process is left");
+    tap_eq_int(hosts_left(), 0, "no process is left");
     return tap_done();
 }

@@ -45,11 +45,12 @@ c_tests = \
 
 # The CUDA backend; skipped where there is no device. Its speed: tests/cuda_bench (see docs/measurements.md).
 cuda_rig = tests/cuda_rig.c tests/cuda_rig.h
-EXTRA_DIST += tests/cuda_allreduce.c tests/cuda_bench.c tests/cuda_engine.c tests/cuda_test.c tests/cuda_timing.c $(cuda_rig)
+EXTRA_DIST += tests/cuda_allreduce.c tests/cuda_bench.c tests/cuda_engine.c tests/cuda_hosts.c tests/cuda_test.c tests/cuda_timing.c $(cuda_rig)
 if HAVE_CUDA
-c_tests += tests/cuda_engine tests/cuda_test tests/cuda_timing
+c_tests += tests/cuda_engine tests/cuda_hosts tests/cuda_test tests/cuda_timing
 check_PROGRAMS += tests/cuda_bench
 tests_cuda_engine_SOURCES = tests/cuda_engine.c tests/engine_client.c tests/engine_client.h
+tests_cuda_hosts_SOURCES = tests/cuda_hosts.c tests/hosts_rig.c tests/hosts_rig.h tests/engine_client.c tests/engine_client.h
 tests_cuda_test_SOURCES = tests/cuda_test.c $(cuda_rig)
 tests_cuda_timing_SOURCES = tests/cuda_timing.c $(cuda_rig)
 tests_cuda_bench_SOURCES = tests/cuda_bench.c $(cuda_rig)
@@ -87,7 +88,8 @@ tests_golden_test_SOURCES = tests/golden_test.c $(engine_client)
 tests_make_test_SOURCES = tests/make_test.c $(engine_client)
 tests_soak_test_SOURCES = tests/soak_test.c $(engine_client)
 tests_spec_test_SOURCES = tests/spec_test.c $(engine_client)
-tests_hosts_test_SOURCES = tests/hosts_test.c $(engine_client)
+hosts_rig = tests/hosts_rig.c tests/hosts_rig.h $(engine_client)
+tests_hosts_test_SOURCES = tests/hosts_test.c $(hosts_rig)
 tests_kill_test_SOURCES = tests/kill_test.c $(engine_client)
 tests_alloc_test_SOURCES = tests/alloc_test.c $(engine_client)
 tests_alloc_test_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=aligned_alloc,--wrap=strdup,--wrap=vasprintf,--wrap=free
