@@ -145,9 +145,9 @@ tm send-keys -l 'x'
 kill -TERM "$(child)"
 ends "SIGTERM" 143
 
-# A crash, and a stop.
+# A crash, which a sanitizer is to leave to the program, and a stop.
 : >script
-run 80x24 "$fake --local"
+run 80x24 "env ASAN_OPTIONS=${ASAN_OPTIONS-}:handle_segv=0 $fake --local"
 sees "started" '\[Input\]'
 kill -SEGV "$(child)"
 ends "a crash" 139
