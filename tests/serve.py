@@ -412,7 +412,7 @@ def test_metrics(s):
 
 def test_ranks():
     """What two ranks tell of their all-reduces, while one of them is late on purpose."""
-    s = Server("--ranks", "2", "--patch", "delay=1:300")
+    s = Server("--ranks", "2", "--patch", "delay=1:5000")  # more than a machine with other work takes a core away for, on average
     s.chat(max_tokens=20)
     text = s.request("GET", "/metrics")[1].decode()
 
@@ -420,9 +420,9 @@ def test_ranks():
         m = re.search(r'^rankscope_allreduce_%s\{rank="%d"[^}]*%s\} (\S+)$' % (name, rank, labels), text, re.M)
         return float(m.group(1)) if m else None
     late, early = value("skew_seconds", 1), value("skew_seconds", 0)
-    ok(early == 0 and late is not None and 0.0002 < late < 0.1, "a rank that is late by 300 us shows as skew", (early, late))
+    ok(early == 0 and late is not None and 0.003 < late < 0.1, "a rank that is late by 5 ms shows as skew", (early, late))
     waits = [value("seconds", r, 'part="wait",quantile="0.5"') for r in (0, 1)]
-    ok(None not in waits and waits[0] > 0.0002 > waits[1], "and in the waits of the other", waits)
+    ok(None not in waits and waits[0] > 0.003 > waits[1], "and in the waits of the other", waits)
     sums = [value("seconds_" + k, 0, 'part="%s"' % p) for p in ("all", "wait", "transfer") for k in ("sum", "count")]
     ok(None not in sums and abs(sums[0] - sums[2] - sums[4]) < 1e-6 + sums[0] / 1e6 and sums[1] == sums[3] == sums[5] > 0,
        "waiting and moving data add up to the whole", sums)
