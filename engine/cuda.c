@@ -209,9 +209,10 @@ static enum rs_result alloc_gpu(struct cuda_gpu *g, struct rs_error *err)
             const struct shard_layer *s = shard_of(c->shard, l, g->local[i].rank);
             heads = s->heads.to - s->heads.from > heads ? s->heads.to - s->heads.from : heads;
         }
+    const size_t absorbed = kcu_mla_scratch(c->lim.max_rows, heads, c->hp->kv_lora, c->hp->rope, c->lim.max_keys),
+                 expanded = kcu_mla_expanded_scratch(c->lim.max_rows, heads, c->hp->nope, c->hp->kv_lora, c->hp->v_head, c->lim.max_keys);
     if (rc == RS_OK)
-        rc = zeroed(g, &g->scratch, kcu_mla_scratch(c->lim.max_rows, heads, c->hp->kv_lora, c->hp->rope, c->lim.max_keys),
-                    "attention scratch", err);
+        rc = zeroed(g, &g->scratch, absorbed > expanded ? absorbed : expanded, "attention scratch", err);
     if (rc == RS_OK && c->hp->n_used != 0)
         rc = zeroed(g, &g->pairs, (size_t)c->lim.max_rows * c->hp->n_used * c->hp->n_embd * sizeof(float), "expert outputs", err);
     const uint32_t senders = c->lim.peers > c->n_ranks ? c->lim.peers : c->n_ranks;
@@ -232,6 +233,8 @@ static void open_gpu(struct cuda_gpu *g)
     cudaError_t e = cudaSetDevice(g->device);
     if (e == cudaSuccess)
         e = cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithFlags(&g->aside, cudaStreamNonBlocking);
     for (uint32_t i = 0; i < g->c->n_gpus && e == cudaSuccess; i++) {
         if (i == g->index)
             continue;
@@ -322,6 +325,8 @@ static void close_gpu(struct cuda_gpu *g)
     (void)cudaFreeHost(g->bounce);
     if (g->stream != NULL)
         (void)cudaStreamDestroy(g->stream);
+    if (g->aside != NULL)
+        (void)cudaStreamDestroy(g->aside);
 }
 
 /* ---- threads ---- */
@@ -543,6 +548,11 @@ enum rs_result cuda_open_nccl(struct cuda *c, uint8_t how, struct rs_error *err)
 enum rs_result cuda_prepare(struct cuda *c, const struct program *p, const struct choice *choices, struct rs_error *err)
 {
     const struct choice *ch = NULL;
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        if (p->ops[i].kind == OP_MLA && strcmp(choices[i].impl->name, "expanded") == 0 &&
+            !kcu_mla_expands(c->hp->nope, c->hp->kv_lora, c->hp->rope, c->hp->v_head))
+            return error_set(err, RS_EUNSUPPORTED, "op %s: mla=expanded takes heads of up to 256 values on GPUs, 512 together with their keys; "
+                             "this model has %u and %u (use absorbed)", p->ops[i].site, c->hp->v_head, c->hp->nope + c->hp->v_head);
     if (c->lim.span != NULL) {
         enum rs_result joined = cuda_span_prepare(c, p, choices, err);
         c->prepared = joined == RS_OK ? c->prepared : 0;

@@ -74,6 +74,7 @@ struct cuda_gpu {
     uint32_t index, rank0, n_local;
     struct cuda_rank *local; /* [n_local] */
     cudaStream_t stream;
+    cudaStream_t aside; /* for what acts at once while a graph is captured */
     /* the step's variable part: host side pinned */
     int32_t *meta_host, *meta;
     float *rope_cos, *rope_sin;

@@ -162,6 +162,8 @@ static enum rs_result capture(struct cuda_gpu *g, const struct backend_step *s, 
         return cuda_fail(&g->err, e, "begin of capture", g->device);
     enum rs_result rc = cuda_launch_step(g, s, s->batch->bucket, keys, &g->err);
     e = cudaStreamEndCapture(g->stream, &graph);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(g->aside); /* what acted meanwhile is over before the graph runs */
     if (rc == RS_OK && e != cudaSuccess)
         rc = cuda_fail(&g->err, e, "end of capture", g->device);
     size_t before = 0, after = 0, total;

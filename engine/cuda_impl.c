@@ -19,6 +19,8 @@ const struct op_impl CUDA_IMPLS[] = {
     {OP_KV_STORE, "rows", false, NULL, "norm, rotate, store"},
     {OP_MLA, "auto", false, NULL, "absorbed for every row, split over the keys"},
     {OP_MLA, "absorbed", false, NULL, "scores in the latent space, split over the keys"},
+    {OP_MLA, "expanded", false, NULL, "keys and values made from the latents, for every row, in f32"},
+    {OP_MLA, "direct", true, NULL, "computes on the spot, outside the recorder: right in eager mode, stale in a graph"},
     {OP_INDEX_Q, "rows", false, NULL, "rotate the indexer's queries"},
     {OP_INDEX_STORE, "rows", false, NULL, "norm, rotate, store the indexer's key"},
     {OP_INDEX_SCORES, "rows", false, NULL, "weighted sum over heads of relu(q . k)"},

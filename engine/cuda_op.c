@@ -272,6 +272,15 @@ static enum rs_result run_probes(struct cuda_walk *w)
     return RS_OK;
 }
 
+/* Is the attention that the rotation at hand is for going to be missing from the graph? */
+static bool leaves_alone(const struct cuda_walk *w)
+{
+    uint32_t n = 1;
+    while (cuda_op_ahead(w, n) != NULL && !cuda_op_next_is(w, n, OP_MLA))
+        n++;
+    return cuda_op_ahead(w, n) != NULL && cuda_op_aside(w, cuda_op_ahead(w, n));
+}
+
 static enum rs_result run_op(struct cuda_walk *w)
 {
     const bool fuse = w->fuse;
@@ -286,7 +295,7 @@ static enum rs_result run_op(struct cuda_walk *w)
         }
         return rc;
     }
-    if (op->kind == OP_ROPE_Q && fuse) {
+    if (op->kind == OP_ROPE_Q && fuse && !leaves_alone(w)) {
         w->rotate = true; /* the attention of this layer does it */
         w->rotate_op = op->index;
         return RS_OK;

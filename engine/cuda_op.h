@@ -171,6 +171,8 @@ enum rs_result cuda_op_router(struct cuda_walk *w, struct cuda_rank *r);
 /* cuda_op_attn.c. The norm of q_a (q) and the cache row (kv) of one layer; either may be NULL. */
 enum rs_result cuda_op_latent(struct cuda_walk *w, struct cuda_rank *r, const struct op *q, const struct op *kv);
 enum rs_result cuda_op_mla(struct cuda_walk *w, struct cuda_rank *r);
+/* Does the op act while the graph is captured instead of becoming a part of it? */
+bool cuda_op_aside(const struct cuda_walk *w, const struct op *op);
 enum rs_result cuda_op_index(struct cuda_walk *w, struct cuda_rank *r);
 
 #endif

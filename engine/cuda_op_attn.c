@@ -1,4 +1,6 @@
-/* Launching attention: norms and cache rows, the absorbed form, the indexer. */
+/* Launching attention: norms and cache rows, its forms, the indexer. */
+#include <string.h>
+
 #include "engine/cuda_op.h"
 
 enum rs_result cuda_op_latent(struct cuda_walk *w, struct cuda_rank *r, const struct op *q, const struct op *kv)
@@ -41,6 +43,25 @@ enum rs_result cuda_op_latent(struct cuda_walk *w, struct cuda_rank *r, const st
     return RS_OK;
 }
 
+bool cuda_op_aside(const struct cuda_walk *w, const struct op *op)
+{
+    return w->s->graph && w->s->choices[op->index].impl->not_capturable;
+}
+
+/* The fault of the story: the launch goes past the graph that is being captured, acts now, on whatever its inputs and the step's variable part hold, and is
+ * missing from the graph. Those may be a longer step's: bounds are the engine's, and kernels whose memory is cut for this launch alone are left out. */
+static enum rs_result mla_aside(struct cuda_walk *w, struct kcu_mla *a)
+{
+    const struct kcu_launch aside = {.stream = w->g->aside};
+    a->b.max_keys = w->c->lim.max_keys;
+    a->b.lists = NULL;
+    a->many = false;
+    a->apart = true;
+    w->l.stamp = NULL;
+    w->where = (struct cuda_where){__FILE__, __LINE__};
+    return cuda_op_after(w, kcu_mla(&aside, a), 0);
+}
+
 enum rs_result cuda_op_mla(struct cuda_walk *w, struct cuda_rank *r)
 {
     const struct hparams *hp = w->c->hp;
@@ -78,9 +99,15 @@ enum rs_result cuda_op_mla(struct cuda_walk *w, struct cuda_rank *r)
         a.q8 = r->q8[BUF_O];
         a.q8_pitch = krn_q8_row_bytes(a.heads * hp->v_head);
     }
-    const bool many = kcu_mla_on_cores(&a);
+    const bool expanded = strcmp(w->ch->impl->name, "expanded") == 0, aside = cuda_op_aside(w, op),
+               many = !expanded && !aside && kcu_mla_on_cores(&a);
     cuda_op_set_q8(w, r, BUF_O, a.q8 != NULL && !many);
     cuda_op_note(w, r, op, many, false); /* what it has computed itself it multiplies as it is, or in f16 */
+    if (aside)
+        return mla_aside(w, &a);
+    w->where = (struct cuda_where){__FILE__, __LINE__};
+    if (expanded)
+        return cuda_op_after(w, kcu_mla_expanded(&w->l, &a), kcu_mla_expanded_kernels(&a));
     return cuda_op_after(w, kcu_mla(&w->l, &a), kcu_mla_kernels(&a));
 }
 

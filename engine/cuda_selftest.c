@@ -272,7 +272,20 @@ static void check_topk(struct check *t, uint32_t keys, uint32_t k)
     release(t);
 }
 
-/* Absorbed attention over a paged cache: heads and keys such that groups and splits are ragged. */
+/* Rows whose int8 form is not that of their values. */
+static double wrong_codes(struct check *t, const uint8_t *q8, const float *x, uint32_t n, uint32_t width)
+{
+    const size_t pitch = krn_q8_row_bytes(width), blocks = krn_q8_blocks_offset(width);
+    uint8_t *q = host(t, pitch);
+    double wrong = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        krn_q8_quant_row(x + (size_t)i * width, q, width);
+        wrong += memcmp(q, q8 + i * pitch, width) != 0 || memcmp(q + blocks, q8 + i * pitch + blocks, width / 32 * sizeof(struct krn_q8_block)) != 0;
+    }
+    return wrong;
+}
+
+/* Absorbed and expanded attention over a paged cache: heads and keys such that groups and splits are ragged. */
 static void check_mla(struct check *t, enum krn_cache_type cache, uint32_t heads, uint32_t keys, uint32_t n, uint32_t l, uint32_t r)
 {
     enum { NOPE = 64, V = 32, BLOCK = 16 };
@@ -343,6 +356,16 @@ static void check_mla(struct check *t, enum krn_cache_type cache, uint32_t heads
         }
     result(t, distance(got, want, (size_t)n * heads * V), 1e-5, "attention %u+%u, %u heads, %u keys, %u rows, cache %d", l, r,
            heads, keys, n, (int)cache);
+    const size_t q8_bytes = n * krn_q8_row_bytes(heads * V);
+    a.o = device(t, NULL, (size_t)n * heads * V * 4);
+    a.q8 = device(t, NULL, q8_bytes);
+    a.scratch = device(t, NULL, kcu_mla_expanded_scratch(n, heads, NOPE, l, V, keys));
+    if (t->rc != RS_OK || !good(t, kcu_mla_expanded(&t->l, &a), "expanded attention"))
+        return;
+    got = fetch(t, a.o, (size_t)n * heads * V * 4);
+    result(t, distance(got, want, (size_t)n * heads * V), 1e-5, "expanded %u+%u, %u heads, %u keys, %u rows, cache %d", l, r, heads, keys, n,
+           (int)cache);
+    result(t, wrong_codes(t, fetch(t, a.q8, q8_bytes), got, n, heads * V), 0, "its int8 form, %u heads, %u keys", heads, keys);
     release(t);
 }
 

@@ -222,7 +222,9 @@ static void check_route_many(struct check *t, uint32_t n, uint32_t experts, uint
 
 /* ---- attention ---- */
 
-enum { L = 512, R = 64, D = L + R, BLOCK = 16, V = 34, SEQS = 6 };
+enum { L = 512, R = 64, D = L + R, BLOCK = 16, V = 36, SEQS = 6 };
+
+enum form { FAST, FIXED, EXPANDED }; /* on tensor cores, the same with a fixed order of sums, made from the latents in f32 */
 
 struct mla {
     uint32_t heads, nope, n_seqs, blocks, max_pos;
@@ -310,7 +312,7 @@ static struct kcu_batch make_batch(struct check *t, const struct mla *m, const s
 }
 
 /* Attention of the rows; q as the device leaves it in *rotated. */
-static const float *run_mla(struct check *t, const struct mla *m, const struct row *row, uint32_t n, const float *q, bool fixed,
+static const float *run_mla(struct check *t, const struct mla *m, const struct row *row, uint32_t n, const float *q, enum form form,
                             const int32_t *sel, uint32_t top_k, const float **rotated)
 {
     const uint32_t width = m->heads * (m->nope + R);
@@ -336,11 +338,12 @@ static const float *run_mla(struct check *t, const struct mla *m, const struct r
                         .o = device(t, NULL, (size_t)n * m->heads * V * 4),
                         .o_pitch = m->heads * V,
                         .many = true,
-                        .fixed = fixed};
-    a.scratch = device(t, NULL, kcu_mla_scratch(n, m->heads, L, R, a.b.max_keys));
-    if (t->rc == RS_OK && !kcu_mla_on_cores(&a))
+                        .fixed = form == FIXED};
+    a.scratch = device(t, NULL, form == EXPANDED ? kcu_mla_expanded_scratch(n, m->heads, m->nope, L, V, a.b.max_keys)
+                                                 : kcu_mla_scratch(n, m->heads, L, R, a.b.max_keys));
+    if (t->rc == RS_OK && form != EXPANDED && !kcu_mla_on_cores(&a))
         result(t, 1, 0, "attention of %u rows is one for tensor cores", n);
-    if (t->rc != RS_OK || !good(t, kcu_mla(&t->l, &a), "attention"))
+    if (t->rc != RS_OK || !good(t, form == EXPANDED ? kcu_mla_expanded(&t->l, &a) : kcu_mla(&t->l, &a), "attention"))
         return NULL;
     *rotated = fetch(t, dq, (size_t)n * width * 4);
     return fetch(t, a.o, (size_t)n * m->heads * V * 4);
@@ -378,7 +381,7 @@ static void want_mla(struct check *t, const struct mla *m, const struct row *row
 }
 
 /* A prompt's chunk, a second one, and generated rows of other sequences in one step; then, where batches must not matter, each part on its own. */
-static void check_mixed(struct check *t, uint32_t heads, uint32_t nope, uint32_t chunk, uint32_t singles, uint32_t last, bool fixed)
+static void check_mixed(struct check *t, uint32_t heads, uint32_t nope, uint32_t chunk, uint32_t singles, uint32_t last, enum form form)
 {
     struct mla m = make_mla(t, heads, nope, SEQS, last + 4);
     const uint32_t n = chunk + (chunk != 0 ? 3 : 0) + singles, width = heads * (nope + R);
@@ -391,28 +394,28 @@ static void check_mixed(struct check *t, uint32_t heads, uint32_t nope, uint32_t
     for (uint32_t i = 0; i < singles; i++)
         row[k++] = (struct row){2 + i % (SEQS - 2), i % 3 == 0 ? last - i : (i * 37) % last, false};
     const float *q = randoms(t, (size_t)n * width), *rotated = NULL, *part = NULL;
-    const float *got = run_mla(t, &m, row, n, q, fixed, NULL, 0, &rotated);
+    const float *got = run_mla(t, &m, row, n, q, form, NULL, 0, &rotated);
     if (got == NULL)
         return;
     double *want = host(t, (size_t)n * heads * V * sizeof *want), wrong = 0;
     want_mla(t, &m, row, n, rotated, NULL, 0, want);
-    result(t, distance(got, want, (size_t)n * heads * V), 1e-3, "attention of %u + %u rows, %u heads, %u keys%s", n - singles, singles, heads,
-           last, fixed ? ", fixed" : "");
+    result(t, distance(got, want, (size_t)n * heads * V), form == EXPANDED ? 1e-5 : 1e-3, "attention of %u + %u rows, %u heads, %u keys%s",
+           n - singles, singles, heads, last, form == FIXED ? ", fixed" : form == EXPANDED ? ", expanded" : "");
     const uint32_t from[] = {chunk / 3, n - singles, n - 1}, rows[] = {chunk - chunk / 3, singles, 1};
-    for (int i = 0; i < 3 && fixed; i++) {
+    for (int i = 0; i < 3 && form != FAST; i++) {
         if (rows[i] == 0)
             continue;
-        const float *alone = run_mla(t, &m, row + from[i], rows[i], q + (size_t)from[i] * width, true, NULL, 0, &part);
+        const float *alone = run_mla(t, &m, row + from[i], rows[i], q + (size_t)from[i] * width, form, NULL, 0, &part);
         for (size_t j = 0; alone != NULL && j < (size_t)rows[i] * heads * V; j++)
             wrong += memcmp(alone + j, got + (size_t)from[i] * heads * V + j, 4) != 0;
     }
-    if (fixed)
-        result(t, wrong, 0, "the same bits in other company, %u heads, %u keys", heads, last);
+    if (form != FAST)
+        result(t, wrong, 0, "the same bits in other company, %u heads, %u keys%s", heads, last, form == EXPANDED ? ", expanded" : "");
     release(t);
 }
 
 /* Rows that see chosen keys only, and some that see all of few. */
-static void check_sparse(struct check *t, uint32_t heads, uint32_t top_k, uint32_t n)
+static void check_sparse(struct check *t, uint32_t heads, uint32_t top_k, uint32_t n, enum form form)
 {
     struct mla m = make_mla(t, heads, 64, 2, 700);
     struct row *row = host(t, n * sizeof *row);
@@ -423,12 +426,13 @@ static void check_sparse(struct check *t, uint32_t heads, uint32_t top_k, uint32
         for (uint32_t j = 0; j < top_k; j++)
             sel[i * (top_k + 1) + 1 + j] = (int32_t)(j * 6 + i % 5);
     }
-    const float *q = randoms(t, (size_t)n * heads * (64 + R)), *rotated = NULL, *got = run_mla(t, &m, row, n, q, false, sel, top_k, &rotated);
+    const float *q = randoms(t, (size_t)n * heads * (64 + R)), *rotated = NULL, *got = run_mla(t, &m, row, n, q, form, sel, top_k, &rotated);
     if (got == NULL)
         return;
     double *want = host(t, (size_t)n * heads * V * sizeof *want);
     want_mla(t, &m, row, n, rotated, sel, top_k, want);
-    result(t, distance(got, want, (size_t)n * heads * V), 1e-3, "sparse attention, %u of 700 keys, %u heads, %u rows", top_k, heads, n);
+    result(t, distance(got, want, (size_t)n * heads * V), form == EXPANDED ? 1e-5 : 1e-3, "sparse attention, %u of 700 keys, %u heads, %u rows%s", top_k,
+           heads, n, form == EXPANDED ? ", expanded" : "");
     release(t);
 }
 
@@ -444,10 +448,12 @@ void cuda_selftest_many(struct check *t)
         check_gemm(t, KRN_Q8_0, 140, 40, 192);
         check_grouped(t, KRN_Q5_K, KRN_Q6_K, 30, true);
         check_route_many(t, 20, 64, 4, 1, true);
-        check_mixed(t, 5, 64, 20, 0, 60, false);
-        check_mixed(t, 20, 64, 10, 9, 60, false);
-        check_mixed(t, 16, 64, 9, 5, 150, true);
-        check_sparse(t, 8, 20, 16);
+        check_mixed(t, 5, 64, 20, 0, 60, FAST);
+        check_mixed(t, 20, 64, 10, 9, 60, FAST);
+        check_mixed(t, 16, 64, 9, 5, 150, FIXED);
+        check_mixed(t, 5, 64, 70, 3, 150, EXPANDED);
+        check_sparse(t, 8, 20, 16, FAST);
+        check_sparse(t, 3, 20, 9, EXPANDED);
         return;
     }
     check_gemm(t, KRN_Q8_0, 300, 130, 192);
@@ -457,13 +463,17 @@ void cuda_selftest_many(struct check *t)
     check_route_many(t, 70, 64, 4, 1, true);
     check_route_many(t, 600, 96, 8, 8, true);
     check_route_many(t, 33, 300, 6, 1, false);
-    check_mixed(t, 5, 64, 130, 0, 200, false);
-    check_mixed(t, 20, 192, 40, 9, 150, false);
-    check_mixed(t, 20, 192, 0, 40, 300, false);
-    check_mixed(t, 64, 64, 9, 12, 330, false);
-    check_mixed(t, 100, 32, 0, 8, 150, false);
-    check_mixed(t, 16, 64, 37, 11, 700, true);
-    check_mixed(t, 20, 64, 0, 5, 1200, true);
-    check_sparse(t, 8, 96, 16);
-    check_sparse(t, 40, 100, 9);
+    check_mixed(t, 5, 64, 130, 0, 200, FAST);
+    check_mixed(t, 20, 192, 40, 9, 150, FAST);
+    check_mixed(t, 20, 192, 0, 40, 300, FAST);
+    check_mixed(t, 64, 64, 9, 12, 330, FAST);
+    check_mixed(t, 100, 32, 0, 8, 150, FAST);
+    check_mixed(t, 16, 64, 37, 11, 700, FIXED);
+    check_mixed(t, 20, 64, 0, 5, 1200, FIXED);
+    check_mixed(t, 5, 64, 130, 3, 200, EXPANDED);
+    check_mixed(t, 3, 192, 40, 9, 1100, EXPANDED);
+    check_mixed(t, 20, 64, 0, 5, 1200, EXPANDED);
+    check_sparse(t, 8, 96, 16, FAST);
+    check_sparse(t, 40, 100, 9, FAST);
+    check_sparse(t, 8, 96, 16, EXPANDED);
 }

@@ -47,6 +47,7 @@ CUDA_SOURCES = \
 	kernels/cuda/attn.cu \
 	kernels/cuda/clock.cu \
 	kernels/cuda/down.cu \
+	kernels/cuda/expand.cu \
 	kernels/cuda/flash.cu \
 	kernels/cuda/gemm.cu \
 	kernels/cuda/halve.cu \

@@ -55,10 +55,10 @@ static void test_configurations(void)
     expect_same(e, 1e-4, "3 ranks and 5", "'ranks':3," F32, "'ranks':5," F32);
     expect_same(e, 1e-4, "experts whole and cut", "'ranks':4,'patches':{'matmul':'f32','cache':'f32','moe.split':'ep'}",
                 "'ranks':4,'patches':{'matmul':'f32','cache':'f32','moe.split':'tp'}");
-    if (elsewhere_cuda())
-        tap_skip(1, "GPUs have no mla=expanded");
-    else
-        expect_same(e, 1e-4, "absorbed and expanded", "'patches':{'matmul':'f32','cache':'f32','mla':'absorbed'}", "'patches':{'matmul':'f32','cache':'f32','mla':'expanded'}");
+    expect_same(e, 1e-4, "absorbed and expanded", "'patches':{'matmul':'f32','cache':'f32','mla':'absorbed'}", "'patches':{'matmul':'f32','cache':'f32','mla':'expanded'}");
+    expect_same(e, 0, "expanded, eager and graph", "'mode':'eager','patches':{'mla':'expanded'}", "'mode':'graph','patches':{'mla':'expanded'}");
+    expect_same(e, 1e-4, "absorbed and direct in eager mode", "'mode':'eager','patches':{'matmul':'f32','cache':'f32','mla':'absorbed'}",
+                "'mode':'eager','patches':{'matmul':'f32','cache':'f32','mla':'direct'}");
     expect_same(e, 6e-2, "int8 and f32", "'mode':'eager'", F32);
     expect_first(e, "blk.0.attn.qkv_a", "slots in file order", "'patches':{'slot_order':'file'}", "");
     expect_first(e, "blk.2.attn.qkv_a", "one site's slots in file order", "'patches':{'slot_order@blk.2.attn.*':'file'}", "");
@@ -151,10 +151,7 @@ static void test_errors(void)
     };
     struct rs_engine *e = talk_open(MODEL, "\"mode\":\"graph\"");
     for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++)
-        if (elsewhere_cuda() && strstr(CASES[i].args, "direct") != NULL)
-            tap_skip(1, "GPUs have no mla=direct");
-        else
-            tap_eq_int(talk_error(e, NULL, CASES[i].method, "%s", CASES[i].args), CASES[i].want, "%s %s is refused", CASES[i].method, CASES[i].args);
+        tap_eq_int(talk_error(e, NULL, CASES[i].method, "%s", CASES[i].args), CASES[i].want, "%s %s is refused", CASES[i].method, CASES[i].args);
     rs_engine_close(e);
 }
 

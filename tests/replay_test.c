@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/elsewhere.h"
 #include "tests/talk.h"
 #include "tests/tap.h"
 
@@ -51,6 +50,8 @@ static void test_fixtures(void)
         struct rs_engine *e = talk_open(path, F[i].extra);
         snprintf(name, sizeof name, "%s, f32", F[i].name);
         expect_clean(e, name, IDS ",'config':{'patches':{'matmul':'f32','cache':'f32'}}");
+        snprintf(name, sizeof name, "%s, expanded", F[i].name);
+        expect_clean(e, name, IDS ",'config':{'patches':{'matmul':'f32','cache':'f32','mla':'expanded'}}");
         snprintf(name, sizeof name, "%s, defaults", F[i].name);
         expect_clean(e, name, IDS);
         rs_engine_close(e);
@@ -67,13 +68,10 @@ static void test_shipped(void)
     expect_clean(e, "shipped model, whole experts", PROMPT ",'config':{'patches':{'moe.split':'ep'}}");
     expect_clean(e, "shipped model, bf16 all-reduce and cache", PROMPT ",'config':{'patches':{'allreduce.dtype':'bf16','cache':'bf16'}}");
     expect_guilty(e, "attn.qkv_a", "slots in file order", PROMPT ",'config':{'patches':{'slot_order':'file'}}");
-    if (elsewhere_cuda()) {
-        tap_skip(3, "GPUs have no mla=expanded and no mla=direct");
-    } else {
-        expect_clean(e, "shipped model, expanded", PROMPT ",'config':{'patches':{'moe.split':'ep','mla':'expanded'}}");
-        expect_guilty(e, "attn.mla", "an op left out of the graph", PROMPT ",'decode':3,'config':{'mode':'graph','graph_guard':false,'patches':{'mla':'direct'}}");
-        expect_clean(e, "the same op in eager mode", PROMPT ",'decode':3,'config':{'mode':'eager','patches':{'mla':'direct'}}");
-    }
+    expect_clean(e, "shipped model, expanded", PROMPT ",'config':{'patches':{'moe.split':'ep','mla':'expanded'}}");
+    expect_clean(e, "shipped model, expanded, bf16 cache", PROMPT ",'decode':3,'config':{'mode':'graph','patches':{'mla':'expanded','cache':'bf16'}}");
+    expect_guilty(e, "attn.mla", "an op left out of the graph", PROMPT ",'decode':3,'config':{'mode':'graph','graph_guard':false,'patches':{'mla':'direct'}}");
+    expect_clean(e, "the same op in eager mode", PROMPT ",'decode':3,'config':{'mode':'eager','patches':{'mla':'direct'}}");
     json_t *r = talk(e, "replay", "{%s,'site':'blk.0.attn.qkv_a','config':{'patches':{'slot_order':'file'}}}", PROMPT);
     tap_eq_str(talk_str(r, "first.slots.1.tensor"), "blk.0.attn_kv_a_mqa.weight", "slots are named");
     tap_ok(talk_num(r, "first.slots.0.rel_l2") > 0.5 && talk_num(r, "first.slots.1.rel_l2") > 0.5, "and both are wrong");
@@ -87,10 +85,7 @@ static void test_shipped(void)
         {"replay", "{'ids':[1],'config':{'patches':{'mla':'direct'}}}", RS_ESTATE}, {"cache.check", "{'session':9}", RS_ENOTFOUND},
         {"hparams.check", "{'x':1}", RS_EUSAGE}};
     for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++)
-        if (elsewhere_cuda() && strstr(CASES[i].args, "direct") != NULL)
-            tap_skip(1, "GPUs have no mla=direct");
-        else
-            tap_eq_int(talk_error(e, NULL, CASES[i].method, "%s", CASES[i].args), CASES[i].want, "%s %s is refused", CASES[i].method, CASES[i].args);
+        tap_eq_int(talk_error(e, NULL, CASES[i].method, "%s", CASES[i].args), CASES[i].want, "%s %s is refused", CASES[i].method, CASES[i].args);
     rs_engine_close(e);
 }
 

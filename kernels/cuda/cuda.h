@@ -335,6 +335,12 @@ size_t kcu_mla_scratch(uint32_t rows, uint32_t heads, uint32_t l, uint32_t r, ui
 cudaError_t kcu_mla(const struct kcu_launch *l, const struct kcu_mla *a);
 uint32_t kcu_mla_kernels(const struct kcu_mla *a); /* launches that it makes */
 
+/* The same expanded: keys and values made from the latents, in f32. Its own scratch; many, fixed and apart do not matter. expands(): the shapes it takes. */
+bool kcu_mla_expands(uint32_t nope, uint32_t l, uint32_t r, uint32_t v);
+size_t kcu_mla_expanded_scratch(uint32_t rows, uint32_t heads, uint32_t nope, uint32_t l, uint32_t v, uint32_t max_keys);
+cudaError_t kcu_mla_expanded(const struct kcu_launch *l, const struct kcu_mla *a);
+uint32_t kcu_mla_expanded_kernels(const struct kcu_mla *a);
+
 /* ---- observers ---- */
 
 #define KCU_PROBE_CHUNK 4096 /* values that are folded together, whatever the launch */
