@@ -11,8 +11,8 @@ cd "$TEST_SCRATCH" || exit 1
 rounds=3
 [ -z "$RANKSCOPE_LONG" ] || rounds=100
 question='Tell me a story about a cat.'
-# The delay keeps an answer long enough to be killed in on a fast machine.
-how='--no-think --ignore-eos --max 120 --workers 1 --patch delay=0:600'
+# The delay keeps an answer long enough to be killed in, on a fast machine and where this script gets a core now and then only.
+how='--no-think --ignore-eos --max 120 --workers 1 --patch delay=0:1000'
 [ "${RANKSCOPE_TEST_BACKEND:-cpu}" = cpu ] || how="$how --backend $RANKSCOPE_TEST_BACKEND --gpus 1 --ranks 2 --set numerics=invariant"
 
 # What the answer must be: sampling is greedy and numerics are invariant, so it is the same every time. The console's words are in $want.
@@ -72,10 +72,11 @@ while [ $round -lt $rounds ]; do
     round=$((round + 1)) ms=$(random_ms 300)
     cat >steps <<END
 expect > 
+run "$prog" ps --json | sed 's/.*"pid":\([0-9]*\).*/\1/' >engine.pid
 send $question\\r
 expect $first
 pause $ms
-run kill -9 \$("$prog" ps --json | sed 's/.*"pid":\([0-9]*\).*/\1/')
+run kill -9 \$(cat engine.pid)
 expect the engine is gone
 expect > 
 send /restart\\r
