@@ -93,7 +93,7 @@ static void test_long(void)
     for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
         struct timespec t0, t1;
         size_t bad = 0;
-        clock_gettime(CLOCK_MONOTONIC, &t0);
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t0);
         for (size_t u = 0; u < sizeof units / sizeof *units; u++) {
             size_t unit = strlen(units[u]), len = MB / unit * unit, *ends = NULL, n = 0;
             struct rs_error err = {0};
@@ -106,7 +106,7 @@ static void test_long(void)
             }
             free(ends);
         }
-        clock_gettime(CLOCK_MONOTONIC, &t1);
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t1);
         double sec = (double)(t1.tv_sec - t0.tv_sec) + (double)(t1.tv_nsec - t0.tv_nsec) * 1e-9;
         tap_ok(bad == 0 && sec < 60, "%s: runs of 1 MiB", names[k]);
         tap_diag("%.2f s", sec);
