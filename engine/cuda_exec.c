@@ -344,6 +344,8 @@ enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, stru
                              "or graph.guard=off)",
                              p->ops[i].site, op_kind_name(p->ops[i].kind), s->choices[i].impl->name);
     enum rs_result rc = fill_meta(c, s, s->graph ? s->batch->bucket : s->batch->n_rows, err);
+    if (rc == RS_OK && c->lim.span != NULL) /* reserve() is not called before every step there */
+        rc = cuda_clock_align(c, err);
     if (rc != RS_OK)
         return rc;
     if (c->prepared != s->generation) {

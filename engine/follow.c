@@ -50,6 +50,7 @@ static void free_far(struct far *f)
     free(f->batch.seg);
     free(f->batch.segs);
     free(f->batch.logit_row);
+    free(f->batch.want);
     free(f->tables.from);
     free(f->tables.p);
     free(f);
@@ -75,8 +76,9 @@ static bool alloc_batch(struct far *x, const struct backend_limits *lim)
     b->seg = calloc(b->cap, sizeof *b->seg);
     b->segs = calloc(b->cap_segs, sizeof *b->segs);
     b->logit_row = calloc(b->cap_logits, sizeof *b->logit_row);
+    b->want = calloc(b->cap_logits, sizeof *b->want);
     x->tables.from = calloc(b->cap, sizeof *x->tables.from);
-    return b->token != NULL && b->pos != NULL && b->seg != NULL && b->segs != NULL && b->logit_row != NULL && x->tables.from != NULL;
+    return b->token != NULL && b->pos != NULL && b->seg != NULL && b->segs != NULL && b->logit_row != NULL && b->want != NULL && x->tables.from != NULL;
 }
 
 static enum rs_result open_far(struct follower *f, const struct link_msg *m, struct rs_error *err)
@@ -127,23 +129,37 @@ static bool put_seen(struct share_buf *out, struct backend *b, uint32_t rank)
     return share_put(out, &o, sizeof o);
 }
 
+static bool put_row(struct share_buf *out, struct share *s, uint32_t row)
+{
+    struct share_row r = {.row = row, .says.list = s->list};
+    if (!s->backend->ops->likeliest(s->backend, row, &r.says)) /* its figures would be of no use */
+        r.says = (struct sample_row){.figures.nonfinite = UINT32_MAX};
+    r.says.list = NULL;
+    return share_put(out, &r, sizeof r) && share_put(out, s->list, r.says.n * sizeof *s->list);
+}
+
 /* See struct share_report. */
-static bool report(struct follower *f, struct share *s, uint32_t which)
+static bool report(struct follower *f, struct share *s, uint32_t which, const struct batch *batch)
 {
     struct backend *b = s->backend;
     uint32_t n = s->prog[which].n_ops, n_timed = 0;
     const float *us = which == 0 ? b->ops->op_us(b, &n_timed) : b->ops->next_us != NULL ? b->ops->next_us(b, &n_timed) : NULL;
     const struct backend_reduce *reduces = which == 0 && b->ops->reduces != NULL ? b->ops->reduces(b) : NULL;
-    const struct share_report h = {.n_ops = n, .n_ranks = s->n_ranks, .with_reduces = reduces != NULL};
+    struct share_report h = {.n_ops = n, .n_ranks = s->n_ranks, .with_reduces = reduces != NULL};
     static const float NONE[1] = {0};
     f->out.n = 0;
+    for (uint32_t i = 0; i < batch->n_logits; i++)
+        h.n_rows += share_away(s, batch, i);
     bool ok = share_put(&f->out, &h, sizeof h);
     for (uint32_t i = 0; i < n * s->n_ranks && us == NULL && ok; i++)
         ok = share_put(&f->out, NONE, sizeof NONE);
     ok = ok && (us == NULL || share_put(&f->out, us, (size_t)n * s->n_ranks * sizeof *us)) && share_put(&f->out, s->span.move_us, n * sizeof *s->span.move_us);
     for (uint32_t r = 0; r < s->n_ranks && ok; r++)
         ok = put_seen(&f->out, b, r);
-    return ok && (reduces == NULL || share_put(&f->out, reduces, (size_t)n * s->n_ranks * sizeof *reduces));
+    ok = ok && (reduces == NULL || share_put(&f->out, reduces, (size_t)n * s->n_ranks * sizeof *reduces));
+    for (uint32_t i = 0; i < batch->n_logits && ok; i++)
+        ok = !share_away(s, batch, i) || put_row(&f->out, s, i);
+    return ok;
 }
 
 static enum rs_result step(struct follower *f, struct far *x, const struct link_msg *m, struct rs_error *err)
@@ -153,7 +169,7 @@ static enum rs_result step(struct follower *f, struct far *x, const struct link_
     enum rs_result rc = share_unpack_step(x->share, m->data, m->len, &x->batch, &x->tables, &which, &st, err);
     if (rc == RS_OK)
         rc = share_step(x->share, which, &st, NULL, err);
-    if (rc == RS_OK && !report(f, x->share, which))
+    if (rc == RS_OK && !report(f, x->share, which, &x->batch))
         rc = error_set(err, RS_ENOMEM, "out of memory for a report");
     return rc;
 }
@@ -167,17 +183,19 @@ static enum rs_result prepare(struct share *s, const struct link_msg *m, struct 
     return s->backend->ops->prepare(s->backend, &s->prog[which], s->choices[which], err);
 }
 
-static enum rs_result at(struct follower *f, struct share *s, const struct link_msg *m, struct rs_error *err)
+static enum rs_result at(struct follower *f, struct far *far, const struct link_msg *m, struct rs_error *err)
 {
+    struct share *s = far->share;
     struct backend *b = s->backend;
     struct share_at q;
     if (m->len < sizeof q)
         return error_set(err, RS_EINTERNAL, "a malformed question arrived from the first host");
     memcpy(&q, m->data, sizeof q);
     const size_t given = m->len - sizeof q, block = (size_t)RUNTIME_BLOCK * (q.index ? s->prog[0].hp->index_dim : s->prog[0].hp->kv_lora + s->prog[0].hp->rope);
-    const size_t n = q.what == SHARE_CACHE_GET || q.what == SHARE_CACHE_PUT ? block : q.n;
+    const struct shard_range part = share_part(s, f->comm->host);
+    const size_t n = q.what == SHARE_CACHE_GET || q.what == SHARE_CACHE_PUT ? block : q.what == SHARE_LOGITS ? part.to - part.from : q.n;
     const bool puts = q.what == SHARE_WRITE || q.what == SHARE_CACHE_PUT;
-    if (given != (puts ? n * sizeof(float) : 0) || q.rank >= s->n_ranks)
+    if (given != (puts ? n * sizeof(float) : 0) || q.rank >= s->n_ranks || (q.what == SHARE_LOGITS && q.row >= far->batch.n_logits))
         return error_set(err, RS_EINTERNAL, "a malformed question arrived from the first host");
     float *x = malloc(n * sizeof *x + 1);
     if (x == NULL)
@@ -191,6 +209,7 @@ static enum rs_result at(struct follower *f, struct share *s, const struct link_
     case SHARE_WRITE: rc = b->ops->write(b, q.rank, (enum op_buf)q.buf, q.row, q.col, q.n, x, err); break;
     case SHARE_CACHE_GET: rc = b->ops->cache_get(b, q.rank, q.layer, q.index != 0, q.block, x, err); break;
     case SHARE_CACHE_PUT: rc = b->ops->cache_put(b, q.rank, q.layer, q.index != 0, q.block, x, err); break;
+    case SHARE_LOGITS: memcpy(x, b->ops->logits(b, q.row) + part.from, n * sizeof *x); break;
     case SHARE_PAIRS: pairs = b->ops->pairs != NULL ? b->ops->pairs(b, q.rank) : 0; break;
     }
     bool ok = q.what == SHARE_PAIRS ? share_put(&f->out, &pairs, sizeof pairs) : puts || share_put(&f->out, x, n * sizeof *x);
@@ -226,7 +245,7 @@ static enum rs_result carry_out(struct follower *f, const struct link_msg *m, st
     switch (m->type) {
     case SHARE_STEP: return step(f, x, m, err);
     case SHARE_PREPARE: return prepare(x->share, m, err);
-    case SHARE_AT: return at(f, x->share, m, err);
+    case SHARE_AT: return at(f, x, m, err);
     case SHARE_RESERVE: rc = number(m, &keys, sizeof keys, err); return rc != RS_OK ? rc : b->ops->reserve(b, keys, err);
     case SHARE_RETIRE:
         rc = number(m, &generation, sizeof generation, err);

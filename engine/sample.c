@@ -426,3 +426,44 @@ uint32_t sample_top_listed(const struct sample_row *row, uint32_t n, struct samp
     }
     return have;
 }
+
+/* Sums of a part, relative to a top that none of its values exceeds; see tell() for what they leave out. */
+static void add_part(const struct sample_row *r, double top, double temp, double sum[4])
+{
+    const struct krn_logits *f = &r->figures;
+    if (f->tops == 0)
+        return;
+    const double d = (double)f->top - top, s = exp(d), all = (double)f->z + (d < 0 ? (double)f->tops : 0);
+    sum[0] += s * all;
+    sum[1] += s * ((double)f->w + d * all);
+    sum[2] += s * ((double)f->w2 + 2 * d * (double)f->w + d * d * all);
+    sum[3] += temp > 0 ? (double)r->z_temp * exp(d / temp) : 0;
+}
+
+void sample_row_join(struct sample_row *a, const struct sample_row *b, float temp)
+{
+    const struct krn_logits x = a->figures, y = b->figures;
+    struct krn_logits *f = &a->figures;
+    double sum[4] = {0};
+    f->top = fmaxf(x.top, y.top);
+    f->second = fmaxf(fminf(x.top, y.top), fmaxf(x.second, y.second));
+    f->low = fminf(x.low, y.low);
+    f->tops = x.top > y.top ? x.tops : y.top > x.top ? y.tops : x.tops + y.tops;
+    f->nonfinite += y.nonfinite;
+    add_part(&(struct sample_row){.figures = x, .z_temp = a->z_temp}, (double)f->top, (double)temp, sum);
+    add_part(b, (double)f->top, (double)temp, sum);
+    f->z = (float)sum[0];
+    f->w = (float)sum[1];
+    f->w2 = (float)sum[2];
+    a->z_temp = (float)sum[3];
+    a->likeliest = y.tops != 0 && (x.tops == 0 || y.top > x.top) ? b->likeliest : a->likeliest;
+    a->floor = fmaxf(a->floor, b->floor);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < a->n; i++)
+        if (a->list[i].logit >= a->floor)
+            a->list[n++] = a->list[i];
+    for (uint32_t i = 0; i < b->n; i++)
+        if (b->list[i].logit >= a->floor)
+            a->list[n++] = b->list[i];
+    a->n = n;
+}

@@ -58,6 +58,9 @@ struct sample_row {
     struct sample_item *list; /* logit and id */
 };
 
+/* Two parts of one row become one, in a; a's tokens come before b's. a's list has room for both. temp: of z_temp, 0: none is wanted. */
+void sample_row_join(struct sample_row *a, const struct sample_row *b, float temp);
+
 void sample_defaults(struct sample_params *p);
 void sample_seed(struct sample_rng *r, uint64_t seed);
 /* history: the sequence's tokens so far (n of them). Returns the token's id. NaN counts as minus infinity; if nothing is finite, id 0. */

@@ -9,7 +9,7 @@
 uint32_t share_sizes(void)
 {
     const size_t t[] = {sizeof(struct share_welcome), sizeof(struct share_open_msg), sizeof(struct share_at), sizeof(struct choice),
-                        sizeof(struct rs_rank_snapshot), sizeof(struct backend_reduce), SLOT_COUNT, OP_KIND_COUNT, BUF_COUNT};
+                        sizeof(struct rs_rank_snapshot), sizeof(struct backend_reduce), sizeof(struct share_row), SLOT_COUNT, OP_KIND_COUNT, BUF_COUNT};
     uint32_t h = RS_PROTOCOL;
     for (size_t i = 0; i < sizeof t / sizeof t[0]; i++)
         h = h * 31 + (uint32_t)t[i];
@@ -62,6 +62,8 @@ enum rs_result share_open(struct model *m, const struct runtime_config *cfg, con
         rc = error_set(err, RS_ENOMEM, "out of memory for this host's part");
     if (rc == RS_OK)
         rc = runtime_backend(m, cfg, &s->shard, &s->prog[0], s->has_nextn ? &s->prog[1] : NULL, &own, pool, isa, &s->backend, err);
+    if (rc == RS_OK && s->backend->ops->likeliest != NULL && comm->host != 0 && (s->list = malloc(s->vocab * sizeof *s->list)) == NULL)
+        rc = error_set(err, RS_ENOMEM, "out of memory for candidates");
     if (rc != RS_OK) {
         share_close(s);
         return rc;
@@ -84,50 +86,60 @@ void share_close(struct share *s)
     free(s->span.move_us);
     free(s->moves);
     free(s->full);
+    free(s->list);
     free(s);
 }
 
 /* ---- running ---- */
 
+bool share_away(const struct share *s, const struct batch *b, uint32_t i)
+{
+    return s->backend->ops->likeliest != NULL && b->wants && !b->want[i].whole;
+}
+
+struct shard_range share_part(const struct share *s, uint32_t host)
+{
+    const uint32_t n = s->span.n_ranks, *first = s->span.first;
+    return (struct shard_range){shard_deal(s->vocab, 1, n, first[host]).from, shard_deal(s->vocab, 1, n, first[host + 1] - 1).to};
+}
+
 /* The ranks' parts of the vocabulary are joined on each host by the program; only the first process reads them, so the hosts' parts go to it alone. */
-static bool bring_logits(struct share *s, uint32_t rows)
+static bool bring_logits(struct share *s, const struct batch *batch)
 {
     struct comm *c = s->span.comm;
     struct backend *b = s->backend;
-    const struct shard_range own = {s->shard.vocab[0].from, s->shard.vocab[s->n_ranks - 1].to};
     uint32_t n = 0;
-    if (c->host != 0) {
-        for (uint32_t i = 0; i < rows; i++) {
-            const float *x = b->ops->logits(b, i) + own.from;
-            s->moves[n++] = (struct comm_move){.host = 0, .send = true, .data = (void *)(uintptr_t)x, .bytes = (own.to - own.from) * sizeof *x};
+    for (uint32_t i = 0; i < batch->n_logits; i++) {
+        if (share_away(s, batch, i))
+            continue;
+        const struct shard_range own = share_part(s, c->host);
+        const float *x = b->ops->logits(b, i) + own.from;
+        for (uint32_t h = 1; h < c->n_hosts && c->host == 0; h++) {
+            const struct shard_range r = share_part(s, h);
+            s->moves[n++] = (struct comm_move){.host = h, .data = s->full + (size_t)i * s->vocab + r.from, .bytes = (r.to - r.from) * sizeof *s->full};
         }
-        return comm_run(c, s->moves, n);
+        if (c->host == 0)
+            memcpy(s->full + (size_t)i * s->vocab + own.from, x, (own.to - own.from) * sizeof *x);
+        else
+            s->moves[n++] = (struct comm_move){.host = 0, .send = true, .data = (void *)(uintptr_t)x, .bytes = (own.to - own.from) * sizeof *x};
     }
-    for (uint32_t h = 1; h < c->n_hosts; h++) {
-        const uint32_t from = shard_deal(s->vocab, 1, s->span.n_ranks, s->span.first[h]).from,
-                       to = shard_deal(s->vocab, 1, s->span.n_ranks, s->span.first[h + 1] - 1).to;
-        for (uint32_t i = 0; i < rows; i++)
-            s->moves[n++] = (struct comm_move){.host = h, .data = s->full + (size_t)i * s->vocab + from, .bytes = (to - from) * sizeof *s->full};
-    }
-    for (uint32_t i = 0; i < rows; i++)
-        memcpy(s->full + (size_t)i * s->vocab + own.from, b->ops->logits(b, i) + own.from, (own.to - own.from) * sizeof *s->full);
-    return comm_run(c, s->moves, n);
+    return n == 0 || comm_run(c, s->moves, n);
 }
 
 enum rs_result share_step(struct share *s, uint32_t which, const struct backend_step *step, const struct probe_set *probes, struct rs_error *err)
 {
     struct backend_step st = *step;
-    struct batch whole = *step->batch; /* no host chooses by its own part of a row */
+    struct batch whole = *step->batch;
     struct comm *c = s->span.comm;
-    whole.wants = false;
-    st.batch = &whole;
+    whole.wants &= s->backend->ops->likeliest != NULL;
     memset(s->span.move_us, 0, s->prog[which].n_ops * sizeof *s->span.move_us);
+    st.batch = &whole;
     st.prog = &s->prog[which];
     st.choices = s->choices[which];
     st.probes = probes;
     st.hook = NULL;
     enum rs_result rc = s->backend->ops->step(s->backend, &st, err);
-    if (rc == RS_OK && (c->failed || !bring_logits(s, step->batch->n_logits)))
+    if (rc == RS_OK && (c->failed || !bring_logits(s, step->batch)))
         rc = error_set(err, c->why.code, "%s", c->why.msg);
     return rc;
 }
@@ -143,7 +155,7 @@ struct step_head {
     uint32_t which, has_choices, has_from;
     uint64_t generation;
     uint32_t graph, guard, fast, chained;
-    uint32_t n_rows, bucket, n_segs, n_logits, max_keys;
+    uint32_t n_rows, bucket, n_segs, n_logits, max_keys, wants;
 };
 
 struct step_seg {
@@ -204,11 +216,11 @@ enum rs_result share_pack_step(struct share_buf *out, const struct share *s, uin
     const struct batch *b = step->batch;
     const struct step_head h = {.which = which, .has_choices = choices, .has_from = b->from != NULL, .generation = step->generation, .graph = step->graph,
                                 .guard = step->graph_guard, .fast = step->fast, .chained = b->chained, .n_rows = b->n_rows, .bucket = b->bucket,
-                                .n_segs = b->n_segs, .n_logits = b->n_logits, .max_keys = b->max_keys};
+                                .n_segs = b->n_segs, .n_logits = b->n_logits, .max_keys = b->max_keys, .wants = b->wants};
     out->n = 0;
     bool ok = share_put(out, &h, sizeof h) && share_put(out, b->token, b->n_rows * sizeof *b->token) && share_put(out, b->pos, b->n_rows * sizeof *b->pos) &&
               share_put(out, b->seg, b->n_rows * sizeof *b->seg) && share_put(out, b->logit_row, b->n_logits * sizeof *b->logit_row) &&
-              (b->from == NULL || share_put(out, b->from, b->n_rows * sizeof *b->from));
+              (b->from == NULL || share_put(out, b->from, b->n_rows * sizeof *b->from)) && (!b->wants || share_put(out, b->want, b->n_logits * sizeof *b->want));
     for (uint32_t i = 0; i < b->n_segs && ok; i++) {
         const struct batch_seg *g = &b->segs[i];
         const struct step_seg w = {g->row0, g->n_rows, g->pos0, (uint32_t)g->kind, (g->pos0 + g->n_rows + RUNTIME_BLOCK - 1) / RUNTIME_BLOCK};
@@ -318,6 +330,9 @@ enum rs_result share_unpack_step(struct share *s, const uint8_t *data, size_t le
     b->from = h.has_from ? tables->from : NULL;
     if (h.has_from)
         take_into(&r, b->from, h.n_rows * sizeof *b->from);
+    b->wants = h.wants != 0;
+    if (b->wants)
+        take_into(&r, b->want, h.n_logits * sizeof *b->want);
     if (!take_segs(&r, b, tables))
         return error_set(err, RS_ENOMEM, "out of memory for block tables");
     if (h.has_choices)

@@ -8,6 +8,7 @@
 #include "engine/comm.h"
 #include "engine/model.h"
 #include "engine/runtime.h"
+#include "engine/sample.h"
 
 enum share_msg {
     SHARE_HELLO = 16, /* a process joins: struct share_hello */
@@ -52,15 +53,22 @@ struct share_open_msg {
 
 /* One of a backend's calls that look into the memory of a rank. rank: of this process. */
 struct share_at {
-    enum { SHARE_READ, SHARE_WRITE, SHARE_CACHE_GET, SHARE_CACHE_PUT, SHARE_PAIRS } what;
+    enum { SHARE_READ, SHARE_WRITE, SHARE_CACHE_GET, SHARE_CACHE_PUT, SHARE_PAIRS, SHARE_LOGITS } what;
     uint32_t rank, buf, row, col, n;
     uint32_t layer, index;
     int32_t block;
 };
 
-/* How a step went on a host: then us[n_ops][ranks], move_us[n_ops], a snapshot per rank, and with_reduces: reduces[n_ops][ranks]. */
+/* How a step went on a host: then us[n_ops][ranks], move_us[n_ops], a snapshot per rank, and with_reduces: reduces[n_ops][ranks]; then, of each wanted
+ * row whose logits stayed where they are, a struct share_row and its list. */
 struct share_report {
-    uint32_t n_ops, n_ranks, with_reduces, pad;
+    uint32_t n_ops, n_ranks, with_reduces, n_rows;
+};
+
+/* What a host's devices say of their part of a row. */
+struct share_row {
+    uint32_t row;
+    struct sample_row says; /* list: not it */
 };
 
 struct share {
@@ -76,6 +84,7 @@ struct share {
     size_t n_impls;
     struct comm_move *moves;    /* of logits */
     float *full;                /* first process: [max_logits][vocab] */
+    struct sample_item *list;   /* other processes, where devices look at logits: room for one row's */
 };
 
 /* first: see backend_span. m, pool and comm outlive it. cfg->ranks is the number on all hosts. */
@@ -86,6 +95,10 @@ void share_close(struct share *s); /* NULL is allowed */
 /* Run a step of program `which` on this process's ranks, with all others doing the same, and bring the logits to the first process. probes: rows of
  * ranks of this process, or NULL. */
 enum rs_result share_step(struct share *s, uint32_t which, const struct backend_step *step, const struct probe_set *probes, struct rs_error *err);
+/* Did the logits of this row of a step stay with those who have them? */
+bool share_away(const struct share *s, const struct batch *b, uint32_t i);
+/* Where the parts of a vocabulary of a host's ranks lie. */
+struct shard_range share_part(const struct share *s, uint32_t host);
 /* Logits of the i-th wanted row; first process only. */
 const float *share_logits(const struct share *s, uint32_t i);
 

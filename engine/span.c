@@ -26,6 +26,11 @@ struct span {
     struct backend_reduce *reduces; /* [op][rank], or NULL where the backend has none */
     struct rs_rank_snapshot *seen;  /* [rank] */
     struct share_buf out;
+    /* Logits that stay where they are: of the last step by row, whether all parts are here; and by host what it said, [max_logits], lists in `lists`. */
+    bool *here;
+    struct sample_row *says[COMM_MAX_HOSTS];
+    struct share_buf lists[COMM_MAX_HOSTS];
+    const struct batch *batch; /* of the last step */
 };
 
 static struct span *of(struct backend *b)
@@ -99,6 +104,28 @@ static void own_report(struct span *s, uint32_t which)
         note_memory(b, r, &s->seen[r]);
 }
 
+/* What a host says of rows whose logits stay there. */
+static bool take_rows(struct span *s, uint32_t host, const uint8_t *p, size_t len, uint32_t n)
+{
+    struct share_buf *t = &s->lists[host];
+    struct share_row r;
+    t->n = 0;
+    if (!share_put(t, p, len)) /* all of it, headers too, so that it does not move any more */
+        return false;
+    for (size_t at = 0; n-- > 0;) {
+        if (len - at < sizeof r)
+            return false;
+        memcpy(&r, t->p + at, sizeof r);
+        at += sizeof r;
+        if (r.row >= s->max_logits || r.says.n > (len - at) / sizeof *r.says.list)
+            return false;
+        r.says.list = (struct sample_item *)(void *)(t->p + at); /* headers and items are of 4 bytes and their multiples */
+        s->says[host][r.row] = r.says;
+        at += r.says.n * sizeof *r.says.list;
+    }
+    return true;
+}
+
 static enum rs_result far_report(struct span *s, uint32_t which, uint32_t host, const struct link_msg *m, struct rs_error *err)
 {
     struct share_report h;
@@ -106,7 +133,8 @@ static enum rs_result far_report(struct span *s, uint32_t which, uint32_t host, 
     const size_t us = (size_t)n_ops * n * sizeof(float), move = n_ops * sizeof(float), seen = n * sizeof *s->seen;
     memcpy(&h, m->data, m->len < sizeof h ? 0 : sizeof h);
     const size_t reduces = m->len >= sizeof h && h.with_reduces ? (size_t)n_ops * n * sizeof *s->reduces : 0;
-    if (m->len != sizeof h + us + move + seen + reduces || h.n_ops != n_ops || h.n_ranks != n)
+    const size_t rows = sizeof h + us + move + seen + reduces;
+    if (m->len < rows || h.n_ops != n_ops || h.n_ranks != n || !take_rows(s, host, m->data + rows, m->len - rows, h.n_rows))
         return error_set(err, RS_EINTERNAL, "host %s reports of another step", hosts_name(s->hosts, host));
     const uint8_t *p = m->data + sizeof h; /* frames lie at any address */
     struct share_buf *t = &s->out;
@@ -159,6 +187,9 @@ static enum rs_result span_step(struct backend *b, const struct backend_step *st
         return rc;
     s->chosen[which] = true;
     s->sent[which] = step->generation;
+    s->batch = step->batch;
+    for (uint32_t i = 0; i < step->batch->n_logits; i++)
+        s->here[i] = !share_away(s->own, step->batch, i);
     struct probe_set own = {.n_copies = step->probes != NULL ? step->probes->n_copies : 0, .copies = step->probes != NULL ? step->probes->copies : NULL};
     rc = share_step(s->own, which, step, own.n_copies != 0 ? &own : NULL, &e);
     if (hosts_comm(s->hosts)->failed)
@@ -274,6 +305,39 @@ static bool here(const struct span *s, uint32_t rank)
     return rank < s->first[1];
 }
 
+/* A row that stayed behind, on demand. If that fails a host is lost, and the next step says so. */
+static const float *span_logits(struct backend *b, uint32_t i)
+{
+    struct span *s = of(b);
+    struct backend *own = s->own->backend;
+    const struct shard_range mine = share_part(s->own, 0);
+    float *x = s->own->full + (size_t)i * s->own->vocab;
+    if (s->batch == NULL || i >= s->batch->n_logits || s->here[i])
+        return x;
+    memcpy(x + mine.from, own->ops->logits(own, i) + mine.from, (mine.to - mine.from) * sizeof *x);
+    for (uint32_t h = 1; h < s->n_hosts; h++) {
+        const struct shard_range part = share_part(s->own, h);
+        struct share_at at = {.what = SHARE_LOGITS, .rank = s->first[h], .row = i};
+        (void)ask(s, &at, NULL, 0, x + part.from, (part.to - part.from) * sizeof *x, NULL);
+    }
+    s->here[i] = true;
+    return x;
+}
+
+static bool span_likeliest(struct backend *b, uint32_t i, struct sample_row *out)
+{
+    struct span *s = of(b);
+    struct backend *own = s->own->backend;
+    if (s->batch == NULL || i >= s->batch->n_logits || !share_away(s->own, s->batch, i) || !own->ops->likeliest(own, i, out))
+        return false;
+    for (uint32_t h = 1; h < s->n_hosts; h++) {
+        if (s->says[h][i].figures.nonfinite == UINT32_MAX)
+            return false;
+        sample_row_join(out, &s->says[h][i], s->batch->want[i].temp);
+    }
+    return true;
+}
+
 static enum rs_result span_read(struct backend *b, uint32_t rank, enum op_buf buf, uint32_t row, uint32_t col, uint32_t n, float *dst, struct rs_error *err)
 {
     struct span *s = of(b);
@@ -281,7 +345,7 @@ static enum rs_result span_read(struct backend *b, uint32_t rank, enum op_buf bu
     if (rank >= s->n_ranks)
         return error_set(err, RS_EUSAGE, "no buffer %s on rank %u", op_buf_name(buf), rank);
     if (buf == BUF_FULL && row < s->max_logits && (uint64_t)col + n <= s->own->vocab) { /* only here is it whole */
-        memcpy(dst, share_logits(s->own, row) + col, n * sizeof *dst);
+        memcpy(dst, span_logits(b, row) + col, n * sizeof *dst);
         return RS_OK;
     }
     return here(s, rank) ? s->own->backend->ops->read(s->own->backend, rank, buf, row, col, n, dst, err)
@@ -335,11 +399,6 @@ static uint32_t span_pairs(struct backend *b, uint32_t rank)
 }
 
 /* ---- what is known of the last step ---- */
-
-static const float *span_logits(struct backend *b, uint32_t i)
-{
-    return share_logits(of(b)->own, i);
-}
 
 static const float *span_op_us(struct backend *b, uint32_t *n_ops)
 {
@@ -404,6 +463,11 @@ static void span_close(struct backend *b)
     free(s->moved);
     free(s->reduces);
     free(s->seen);
+    for (uint32_t h = 0; h < COMM_MAX_HOSTS; h++) {
+        free(s->says[h]);
+        free(s->lists[h].p);
+    }
+    free(s->here);
     free(s->out.p);
     free(s);
 }
@@ -421,8 +485,12 @@ static bool allocate(struct span *s, const struct program *nextn, bool reduces)
     s->us[1] = calloc((size_t)m * s->n_ranks + 1, sizeof(float));
     s->moved = calloc(n > m ? n : m, sizeof *s->moved);
     s->seen = calloc(s->n_ranks, sizeof *s->seen);
+    s->here = calloc(s->max_logits, sizeof *s->here);
+    bool ok = s->here != NULL;
+    for (uint32_t h = 1; h < s->n_hosts && ok; h++)
+        ok = (s->says[h] = calloc(s->max_logits, sizeof *s->says[h])) != NULL;
     s->reduces = reduces ? calloc((size_t)n * s->n_ranks, sizeof *s->reduces) : NULL;
-    return s->us[0] != NULL && s->us[1] != NULL && s->moved != NULL && s->seen != NULL && (!reduces || s->reduces != NULL);
+    return ok && s->us[0] != NULL && s->us[1] != NULL && s->moved != NULL && s->seen != NULL && (!reduces || s->reduces != NULL);
 }
 
 /* All hosts load at the same time. */
@@ -482,6 +550,7 @@ enum rs_result span_open(struct model *m, const struct runtime_config *cfg, cons
     if (rc == RS_OK) {
         s->first = s->own->span.first;
         s->ops.pads = s->own->backend->ops->pads;
+        s->ops.likeliest = s->own->backend->ops->likeliest != NULL ? span_likeliest : NULL;
     }
     if (rc == RS_OK && !allocate(s, nextn, s->own->backend->ops->reduces != NULL))
         rc = error_set(err, RS_ENOMEM, "out of memory for hosts");

@@ -318,6 +318,69 @@ static void test_listed(void)
     tap_ok(wrong > 0, "and a wrong sum over all tokens would be seen here");
 }
 
+/* What a device says of its part of s_logits: the n largest of that and what equals the last of them. */
+static struct sample_row part_of(int from, int to, int n, float temp, struct sample_item *list)
+{
+    struct sample_row row = {.floor = -INFINITY, .likeliest = 0, .list = list};
+    double z = 0;
+    krn_cpu_vec(KRN_ISA_PORTABLE)->describe(s_logits + from, (size_t)(to - from), &row.figures);
+    for (int i = from; i < to; i++) {
+        int above = 0;
+        for (int k = from; k < to; k++)
+            above += s_logits[k] > s_logits[i] || (s_logits[k] == s_logits[i] && k < i);
+        if (above == n - 1 && n < to - from)
+            row.floor = s_logits[i];
+        if (isfinite(s_logits[i]))
+            z += exp(((double)s_logits[i] - (double)row.figures.top) / (double)temp);
+    }
+    for (int i = to; i-- > from;) {
+        if (s_logits[i] >= row.floor && isfinite(s_logits[i]))
+            list[row.n++] = (struct sample_item){.logit = s_logits[i], .id = i};
+        if (row.figures.tops != 0 && s_logits[i] == row.figures.top)
+            row.likeliest = i;
+    }
+    row.z_temp = row.figures.tops != 0 ? (float)z : 0;
+    return row;
+}
+
+static bool near(float a, float b)
+{
+    return a == b || fabsf(a - b) <= 1e-5f * fabsf(b);
+}
+
+/* Parts of a row, put together, say what the row says. */
+static void test_join(void)
+{
+    static struct sample_item list[3][VOCAB];
+    enum { USED = 400, FEW = 20 };
+    static const int cut[][2] = {{1, 2}, {130, 131}, {133, 266}, {399, 399}};
+    int wrong = 0, lists = 0;
+    for (unsigned seed = 0; seed < 12; seed++) {
+        fill(seed, seed % 3 == 0 ? 2 : seed % 3 == 1 ? 12 : 60);
+        for (int i = 0; i < USED; i++)
+            s_logits[i] = seed % 4 == 3 ? floorf(s_logits[i]) : seed == 5 && i >= 133 && i < 266 ? -INFINITY : s_logits[i];
+        for (size_t c = 0; c < sizeof cut / sizeof cut[0]; c++) {
+            const float temp = seed % 2 == 0 ? 0.7f : 1.3f;
+            struct sample_row a = part_of(0, cut[c][0], FEW, temp, list[0]), b = part_of(cut[c][0], cut[c][1], FEW, temp, list[1]);
+            struct sample_row end = part_of(cut[c][1], USED, FEW, temp, list[2]), want = part_of(0, USED, USED, temp, s_items);
+            sample_row_join(&a, &b, temp);
+            sample_row_join(&a, &end, temp);
+            const struct krn_logits *f = &a.figures, *g = &want.figures;
+            wrong += f->top != g->top || f->second != g->second || f->low != g->low || f->tops != g->tops || f->nonfinite != g->nonfinite ||
+                     a.likeliest != want.likeliest || !near(f->z, g->z) || !near(f->w, g->w) || !near(f->w2, g->w2) || !near(a.z_temp, want.z_temp);
+            uint32_t n = 0, found = 0;
+            for (uint32_t i = 0; i < want.n; i++) {
+                n += s_items[i].logit >= a.floor;
+                for (uint32_t k = 0; k < a.n; k++)
+                    found += a.list[k].id == s_items[i].id && a.list[k].logit == s_items[i].logit;
+            }
+            lists += found != n || a.n != n || n < 1;
+        }
+    }
+    tap_eq_int(wrong, 0, "parts of a row have the figures of the row");
+    tap_eq_int(lists, 0, "and list what is not below their floor, all of it, once");
+}
+
 static void test_lists(void)
 {
     struct sample_params p;
@@ -336,8 +399,9 @@ static void test_lists(void)
 
 int main(void)
 {
-    tap_plan(30);
+    tap_plan(32);
     test_listed();
+    test_join();
     test_lists();
     test_order();
     test_typical();
