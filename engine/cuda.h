@@ -96,6 +96,7 @@ struct cuda_gpu {
     uint32_t n_graphs;
     struct cuda_where *where;                             /* [as launched] the line that launched it */
     struct comm_nccl *nccl;
+    uint32_t left_in; /* the op in which it gave up waiting for other hosts */
     /* this GPU's clock against that of GPU 0: cuda_clock.c */
     uint64_t *ping, *pinged, clock_at;
     int64_t clock_offset; /* ns to add at clock_at */

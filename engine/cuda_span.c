@@ -195,6 +195,8 @@ void cuda_span_begin(struct cuda *c, const struct backend_step *s)
 {
     c->span.waits = false;
     c->span.row = 0;
+    for (uint32_t i = 0; i < c->n_gpus; i++)
+        c->gpu[i].left_in = UINT32_MAX;
     for (uint32_t i = 0; i < s->prog->n_ops && c->lim.span != NULL && !c->span.waits; i++)
         c->span.waits = s->prog->ops[i].kind == OP_ALLREDUCE && strcmp(s->choices[i].impl->name, "nccl") == 0;
 }
@@ -249,6 +251,7 @@ enum rs_result cuda_span_wait(struct cuda_gpu *g, struct comm_nccl *n, const str
         at = op;
         enum rs_result rc = look_around(g, n, p, now - since, op, err);
         if (rc != RS_OK) {
+            g->left_in = op; /* what the abort ends runs on, and leaves more stamps */
             cuda_span_leave(g);
             return rc;
         }
@@ -272,8 +275,7 @@ enum rs_result cuda_span_end(struct cuda *c, const struct program *p, enum rs_re
         (void)nanosleep(&(struct timespec){.tv_nsec = COMM_LOOK_MS * 1000000 / ASK_TIMES}, NULL);
     stop(c);
     if (why->msg[0] != '\0') {
-        uint32_t i;
-        const uint32_t op = p != NULL && c->gpu[0].n_launched != 0 ? cuda_fault_last(&c->gpu[0], &i) : UINT32_MAX;
+        const uint32_t op = c->gpu[0].left_in;
         const bool in_step = p != NULL && op < p->n_ops;
         snprintf(what.msg, sizeof what.msg, "%.300s%s%s", why->msg, in_step ? ", in " : "", in_step ? p->ops[op].site : "");
     }

@@ -14,6 +14,7 @@
 #define MODEL "models/tiny-glm5-q4.gguf"
 #define IDS "\"ids\":[1,5,9,33,7,100,12,45,3,99,201,77,5,5,61,8,19,250,31,44]"
 #define HERE ",\"backend\":\"cuda\",\"gpus\":1,\"numerics\":\"invariant\""
+#define NCCL ",\"patches\":{\"allreduce\":\"nccl\"}"
 #define APART "NCCL_HOSTID=b"
 
 static struct rs_engine *must_open(const char *hosts, const char *env)
@@ -113,9 +114,10 @@ static bool timed(struct rs_engine *e, size_t n)
     return ok;
 }
 
-static void by_nccl(struct rs_engine *one)
+static void by_nccl(struct rs_engine *one, const char *env)
 {
-    struct rs_engine *many = must_open("localhost,localhost", APART);
+    struct rs_engine *many = must_open("localhost,localhost", env);
+    tap_diag("%s", env);
     load(one, 2, ",\"patches\":{\"allreduce.dtype\":\"f32\"}");
     load(many, 2, ",\"patches\":{\"allreduce.dtype\":\"f32\"}");
     json_t *list = ec_call(many, "patch.list", "{}");
@@ -157,8 +159,8 @@ static void refusals(void)
     size_t n;
     struct rs_engine *e = must_open("localhost,localhost", "NCCL_HOSTID=a");
     load(e, 2, ",\"patches\":{\"allreduce\":\"flat\"}");
-    refused(e, ",\"ranks\":2" HERE, "the same GPU", "host localhost (rank 1)");
-    refused(e, ",\"ranks\":4" HERE, "2 ranks on 1", "one rank per GPU");
+    refused(e, ",\"ranks\":2" HERE NCCL, "the same GPU", "host localhost (rank 1)");
+    refused(e, ",\"ranks\":4" HERE NCCL, "2 ranks on 1", "one rank per GPU");
     refused(e, ",\"ranks\":4,\"backend\":\"cuda\",\"gpus\":[99]", "GPU 99 is not there", "GPU");
     enum rs_result rc = ec_fails(e, msg, "patch.set", "{\"slot\":\"allreduce\",\"impl\":\"nccl\",\"site\":\"blk.1.*\"}");
     tap_ok(rc == RS_EUNSUPPORTED && strstr(msg, "all sites") != NULL, "two ways at once (%s)", msg);
@@ -188,17 +190,24 @@ static void refusals(void)
 int main(void)
 {
     const char *why;
-    if (backend_cuda_devices(&why) == 0)
+    const int gpus = backend_cuda_devices(&why);
+    if (gpus == 0)
         tap_skip_all("no GPU: %s", why);
     setenv("NCCL_HOSTID", "a", 1);
     setenv("NCCL_IB_DISABLE", "1", 1);
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-    const char *part = getenv("CUDA_HOSTS_TEST"); /* one of: host nccl refusals loss */
+    const char *part = getenv("CUDA_HOSTS_TEST"); /* one of: host nccl two refusals loss */
     struct rs_engine *one = ec_open();
     if (part == NULL || strcmp(part, "host") == 0)
         through_host(one);
     if (part == NULL || strcmp(part, "nccl") == 0)
-        by_nccl(one);
+        by_nccl(one, APART);
+    if (gpus > 1 && (part == NULL || strcmp(part, "two") == 0)) {
+        by_nccl(one, "NCCL_HOSTID=a CUDA_VISIBLE_DEVICES=1"); /* on one machine NCCL goes over peer memory */
+        by_nccl(one, APART " CUDA_VISIBLE_DEVICES=1");
+    } else if (gpus == 1) {
+        tap_skip(1, "two GPUs, one in each process: there is one GPU");
+    }
     rs_engine_close(one);
     if (part == NULL || strcmp(part, "refusals") == 0)
         refusals();
