@@ -8,6 +8,7 @@
 const struct op_impl CUDA_IMPLS[] = {
     {OP_EMBED, "lookup", false, NULL, "rows of this rank's part of the vocabulary, zero for other tokens"},
     {OP_ALLREDUCE, "flat", false, NULL, "one-shot: every GPU pushes its summands to all others, sums run in order of rank"},
+    {OP_ALLREDUCE, "tree", false, NULL, "one-shot, sums of pairs, then of pairs of pairs"},
 #ifdef HAVE_NCCL
     {OP_ALLREDUCE, "nccl", false, NULL, "NCCL, by the algorithm and protocol that the slot nccl names"},
 #endif

@@ -38,6 +38,7 @@ static void fill_reduce(struct cuda_walk *w, struct kcu_join *j)
     const struct cuda *c = w->c;
     j->reduce = true;
     j->bf16 = w->ch->bf16;
+    j->tree = w->ch->tree;
     j->n_ranks = c->n_ranks;
     j->rank0 = w->g->rank0;
     j->n_gpus = c->n_gpus;

@@ -74,6 +74,7 @@ EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/formats.cuh \
 	kernels/cuda/gemm.cuh \
 	kernels/cuda/norm.cuh \
+	kernels/cuda/reduce.cuh \
 	kernels/cuda/router.cuh \
 	kernels/cuda/steps.cuh \
 	kernels/cuda/tensor.cuh

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/elsewhere.h"
 #include "tests/engine_client.h"
 #include "tests/tap.h"
 
@@ -159,8 +158,7 @@ static void fixtures(struct rs_engine *e)
 static void same_bits(struct rs_engine *e, json_t *gold)
 {
     const char *const FORMS[] = {"{\"matmul\":\"int8\"}", "{\"matmul\":\"f32\"}",
-        elsewhere_cuda() ? "{\"mla\":\"absorbed\",\"allreduce.dtype\":\"bf16\"}" /* GPUs have no tree of their own */
-                         : "{\"mla\":\"absorbed\",\"allreduce\":\"tree\",\"allreduce.dtype\":\"bf16\"}"};
+        "{\"mla\":\"absorbed\",\"allreduce\":\"tree\",\"allreduce.dtype\":\"bf16\"}"};
     json_t *ids = json_object_get(json_array_get(json_object_get(gold, "prompts"), 10), "ids");
     for (int f = 0; f < 3; f++)
         for (int r = 0; r < N_RANKS; r++) {

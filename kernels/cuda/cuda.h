@@ -209,7 +209,7 @@ struct kcu_join {
     const float *w;
     uint32_t n, width; /* rows, columns (a multiple of 4, at most 16,384) */
     float eps;
-    bool reduce, bf16;
+    bool reduce, bf16, tree; /* tree: pairs of ranks, then pairs of pairs, instead of one after the other */
     /* other GPUs: packets of 16 bytes {data, epoch, data, epoch} are pushed into their receive buffers */
     uint32_t n_ranks, rank0; /* of all; first of this GPU */
     uint32_t n_gpus, gpu;

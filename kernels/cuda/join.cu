@@ -3,8 +3,9 @@
  * Across GPUs the sum is one-shot: every GPU pushes its ranks' summands as packets {data, epoch, data, epoch} straight into the others' receive
  * buffers, two of them by parity of the epoch, and each thread polls exactly the packets that it needs: no flags apart, no barrier. A buffer is free
  * again when a peer's packets of the next epoch arrive, since the peer sends those after having read all of the previous ones. Sums run in order
- * of rank on every GPU, so all hold the same bits. */
+ * of rank on every GPU (or all as a tree), so all hold the same bits. */
 #include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/reduce.cuh"
 
 static __device__ __forceinline__ void st_packet(uint4 *p, uint32_t a, uint32_t b, uint32_t e)
 {
@@ -38,29 +39,44 @@ static __device__ __forceinline__ uint2 ld_packet(uint4 v, const uint4 *p, uint3
     }
 }
 
-static __device__ __forceinline__ uint32_t bf16_bits(float x)
-{
-    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
-}
-static __device__ __forceinline__ float bf16_round(float x)
-{
-    return __bfloat162float(__float2bfloat16_rn(x));
-}
-static __device__ __forceinline__ float4 bf16_round(float4 v)
-{
-    return make_float4(bf16_round(v.x), bf16_round(v.y), bf16_round(v.z), bf16_round(v.w));
-}
-static __device__ __forceinline__ float4 operator+(float4 a, float4 b)
-{
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
+/* Summands as they come, in order of rank, to their sum: one after the other, or pairs, then pairs of pairs, and so on; at the end what is over. */
+template <bool TREE> struct adder {
+    float4 sum;
+    __device__ __forceinline__ void add(uint32_t r, float4 v)
+    {
+        sum = r == 0 ? v : sum + v;
+    }
+    __device__ __forceinline__ float4 total(uint32_t)
+    {
+        return sum;
+    }
+};
+template <> struct adder<true> {
+    float4 part[7]; /* of 1, 2, 4 ... ranks; KCU_MAX_RANKS are 64 */
+    __device__ __forceinline__ void add(uint32_t r, float4 v)
+    {
+        uint32_t i = 0;
+        for (; (r >> i & 1) != 0; i++)
+            v = part[i] + v;
+        part[i] = v;
+    }
+    __device__ __forceinline__ float4 total(uint32_t n)
+    {
+        uint32_t i = __ffs((int)n) - 1;
+        float4 v = part[i];
+        while (n >> ++i != 0)
+            if ((n >> i & 1) != 0)
+                v = part[i] + v;
+        return v;
+    }
+};
 
 /* Sum of one quad over all ranks. */
-static __device__ __forceinline__ float4 reduce_quad(const struct kcu_join &a, uint32_t row, uint32_t quad, bool on)
+template <bool TREE> static __device__ __forceinline__ float4 reduce_quad(const struct kcu_join &a, uint32_t row, uint32_t quad, bool on)
 {
-    float4 sum = make_float4(0, 0, 0, 0);
+    adder<TREE> sum;
     if (!on)
-        return sum;
+        return make_float4(0, 0, 0, 0);
     const size_t at = row * a.part_pitch + (size_t)quad * 4, packet = ((size_t)row * (a.width / 4) + quad) * (a.bf16 ? 1 : 2);
     const uint32_t e = a.n_gpus > 1 ? *(volatile const uint32_t *)a.epoch + a.ordinal : 0;
     const size_t half = (size_t)(e & 1) * a.n_ranks * a.slot_packets;
@@ -106,10 +122,10 @@ static __device__ __forceinline__ float4 reduce_quad(const struct kcu_join &a, u
                     v = make_float4(__uint_as_float(d.x), __uint_as_float(d.y), __uint_as_float(f.x), __uint_as_float(f.y));
                 }
             }
-            sum = r == 0 ? v : sum + v;
+            sum.add(r, v);
         }
     }
-    return sum;
+    return sum.total(a.n_ranks);
 }
 
 /* blockIdx.y: row. Q quads per thread, the threads of a cluster's blocks in one line; eight neighbouring lanes are one 32-value block. The residual
@@ -117,7 +133,7 @@ static __device__ __forceinline__ float4 reduce_quad(const struct kcu_join &a, u
  * units' sums of squares sent to it. kcu_join() launches clusters where there are any. */
 enum { MAX_UNITS = 512 };
 
-template <int Q, int T, int BLOCKS>
+template <int Q, int T, int BLOCKS, bool TREE>
 static __global__ void __launch_bounds__(T, 1) join_kernel(const __grid_constant__ struct kcu_join a, uint64_t *at)
 {
     __shared__ float unit[MAX_UNITS]; /* sums of squares of the row's 32-value units */
@@ -151,7 +167,7 @@ static __global__ void __launch_bounds__(T, 1) join_kernel(const __grid_constant
     if (a.reduce) {
 #pragma unroll
         for (int i = 0; i < Q; i++)
-            sum[i] = reduce_quad(a, row, i * line + self, i * line + self < quads);
+            sum[i] = reduce_quad<TREE>(a, row, i * line + self, i * line + self < quads);
     }
     if (BLOCKS > 1)
         cluster_wait();
@@ -225,7 +241,10 @@ static __global__ void __launch_bounds__(T, 1) join_kernel(const __grid_constant
 
 template <int Q, int T, int BLOCKS> static cudaError_t join(const struct kcu_launch *l, const struct kcu_join *a, uint32_t threads)
 {
-    return launch(l, join_kernel<Q, T, BLOCKS>, dim3(BLOCKS, a->n), dim3((threads + 31) / 32 * 32), 0, BLOCKS, *a, l->stamp);
+    const dim3 grid(BLOCKS, a->n), block((threads + 31) / 32 * 32);
+    if (a->reduce && a->tree)
+        return launch(l, join_kernel<Q, T, BLOCKS, true>, grid, block, 0, BLOCKS, *a, l->stamp);
+    return launch(l, join_kernel<Q, T, BLOCKS, false>, grid, block, 0, BLOCKS, *a, l->stamp);
 }
 
 extern "C" cudaError_t kcu_join(const struct kcu_launch *l, const struct kcu_join *a)
