@@ -39,4 +39,11 @@ struct batch {
     uint32_t cap, cap_segs, cap_logits;
 };
 
+enum { BATCH_ALSO_WANT = 1, BATCH_ALSO_FROM = 2 };
+
+/* An empty batch with room for so many rows, each a segment of its own, and for so many wanted rows; `also` says which of want and from it has. False
+ * when memory is out: nothing is held then. batch_free() leaves an empty batch that holds nothing, and takes one. */
+bool batch_alloc(struct batch *b, uint32_t rows, uint32_t logits, unsigned also);
+void batch_free(struct batch *b);
+
 #endif

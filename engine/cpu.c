@@ -63,6 +63,33 @@ void *cpu_big_alloc(size_t bytes)
     return p;
 }
 
+enum { LAZY_BORDER = 64, LAZY_PAGE = 2 << 20 };
+
+/* The address that calloc() gave stands before the memory: calloc() knows which pages are zero already, and leaves them alone. */
+void *cpu_lazy_alloc(size_t bytes)
+{
+    const size_t border = bytes >= LAZY_PAGE ? LAZY_PAGE : LAZY_BORDER;
+    uint8_t *own = calloc(1, bytes + border + sizeof own);
+    if (own == NULL)
+        return NULL;
+    uint8_t *p = own + sizeof own;
+    p += (border - (uintptr_t)p % border) % border;
+#ifdef MADV_HUGEPAGE
+    if (border == LAZY_PAGE)
+        madvise(p, bytes / LAZY_PAGE * LAZY_PAGE, MADV_HUGEPAGE);
+#endif
+    memcpy(p - sizeof own, &own, sizeof own);
+    return p;
+}
+
+void cpu_lazy_free(void *p)
+{
+    void *own = NULL;
+    if (p != NULL)
+        memcpy(&own, (uint8_t *)p - sizeof own, sizeof own);
+    free(own);
+}
+
 static size_t buf_rows(const struct cpu *c, enum op_buf b)
 {
     switch (b) {
@@ -91,7 +118,7 @@ static bool alloc_buffers(struct cpu *c, uint32_t r)
             c->rank[r].buf[b] = c->rank[0].buf[b];
             continue;
         }
-        c->rank[r].buf[b] = cpu_big_alloc(bytes);
+        c->rank[r].buf[b] = cpu_lazy_alloc(bytes);
         if (c->rank[r].buf[b] == NULL)
             return false;
         c->bytes_buffers += r == 0 ? bytes : 0;
@@ -125,13 +152,13 @@ static bool alloc_cache(struct cpu *c, uint32_t r)
     if (c->rank[r].kv == NULL || c->rank[r].ik == NULL)
         return false;
     for (uint32_t i = 0; i < layers; i++) {
-        c->rank[r].kv[i] = cpu_big_alloc(rows * c->kv_row_bytes);
+        c->rank[r].kv[i] = cpu_lazy_alloc(rows * c->kv_row_bytes);
         if (c->rank[r].kv[i] == NULL)
             return false;
         c->bytes_cache += r == 0 ? rows * c->kv_row_bytes : 0;
         if (c->ik_row_bytes == 0 || !c->hp->index_full[i])
             continue;
-        c->rank[r].ik[i] = cpu_big_alloc(rows * c->ik_row_bytes);
+        c->rank[r].ik[i] = cpu_lazy_alloc(rows * c->ik_row_bytes);
         if (c->rank[r].ik[i] == NULL)
             return false;
         c->bytes_cache += r == 0 ? rows * c->ik_row_bytes : 0;
@@ -156,7 +183,7 @@ static bool alloc_rank(struct cpu *c, uint32_t r, size_t q8_bytes)
     struct cpu_rank *k = &c->rank[r];
     size_t pairs = (size_t)c->lim.max_rows * (c->hp->n_used ? c->hp->n_used : 1);
     k->bytes_weights = weight_bytes(c->prog[0], r);
-    k->q8 = cpu_big_alloc(q8_bytes != 0 ? q8_bytes : 64);
+    k->q8 = cpu_lazy_alloc(q8_bytes != 0 ? q8_bytes : 64);
     c->bytes_buffers += r == 0 ? q8_bytes : 0;
     return k->q8 != NULL && cpu_routing_alloc(&k->routing, c->hp->n_experts, pairs) && alloc_buffers(c, r) && alloc_cache(c, r);
 }
@@ -211,16 +238,16 @@ static void cpu_close(struct backend *b)
         struct cpu_rank *k = &c->rank[r];
         for (int i = 0; i < BUF_COUNT; i++)
             if (i != BUF_FULL || r == 0)
-                free(k->buf[i]);
+                cpu_lazy_free(k->buf[i]);
         for (uint32_t i = 0; i < c->hp->n_layers + c->hp->n_nextn; i++) {
             if (k->kv != NULL)
-                free(k->kv[i]);
+                cpu_lazy_free(k->kv[i]);
             if (k->ik != NULL)
-                free(k->ik[i]);
+                cpu_lazy_free(k->ik[i]);
         }
         free(k->kv);
         free(k->ik);
-        free(k->q8);
+        cpu_lazy_free(k->q8);
         cpu_routing_free(&k->routing);
     }
     for (uint32_t w = 0; w < c->n_workers && c->scratch != NULL; w++)

@@ -202,6 +202,11 @@ void cpu_probe_run(const struct cpu *c, const struct backend_step *s, const stru
 /* Zeroed, aligned to 64, on huge pages where the kernel has them; free() it. */
 void *cpu_big_alloc(size_t bytes);
 
+/* Zeroed too, but not touched: a page takes memory from when something is written to it, by the worker that writes. For what is as large as the most
+ * that may run at once. Freed by cpu_lazy_free() alone. */
+void *cpu_lazy_alloc(size_t bytes);
+void cpu_lazy_free(void *p);
+
 /* How a step's work is shared out; see cpu_join.c. */
 enum cpu_sharing { CPU_SHARE_CUT, CPU_SHARE_WHOLE, CPU_SHARE_LOCAL };
 enum cpu_sharing cpu_sharing(const struct cpu *c, uint32_t bucket);

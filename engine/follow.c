@@ -45,12 +45,7 @@ static void free_far(struct far *f)
 {
     share_close(f->share);
     model_close(f->m);
-    free(f->batch.token);
-    free(f->batch.pos);
-    free(f->batch.seg);
-    free(f->batch.segs);
-    free(f->batch.logit_row);
-    free(f->batch.want);
+    batch_free(&f->batch);
     free(f->tables.from);
     free(f->tables.p);
     free(f);
@@ -68,17 +63,8 @@ static struct far *find(const struct follower *f, uint32_t id)
 
 static bool alloc_batch(struct far *x, const struct backend_limits *lim)
 {
-    struct batch *b = &x->batch;
-    b->cap = b->cap_segs = lim->max_rows;
-    b->cap_logits = lim->max_logits;
-    b->token = calloc(b->cap, sizeof *b->token);
-    b->pos = calloc(b->cap, sizeof *b->pos);
-    b->seg = calloc(b->cap, sizeof *b->seg);
-    b->segs = calloc(b->cap_segs, sizeof *b->segs);
-    b->logit_row = calloc(b->cap_logits, sizeof *b->logit_row);
-    b->want = calloc(b->cap_logits, sizeof *b->want);
-    x->tables.from = calloc(b->cap, sizeof *x->tables.from);
-    return b->token != NULL && b->pos != NULL && b->seg != NULL && b->segs != NULL && b->logit_row != NULL && b->want != NULL && x->tables.from != NULL;
+    x->tables.from = calloc(lim->max_rows, sizeof *x->tables.from);
+    return batch_alloc(&x->batch, lim->max_rows, lim->max_logits, BATCH_ALSO_WANT) && x->tables.from != NULL;
 }
 
 static enum rs_result open_far(struct follower *f, const struct link_msg *m, struct rs_error *err)

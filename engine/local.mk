@@ -13,6 +13,7 @@ libengine_a_SOURCES = \
 	engine/backend.h \
 	engine/baseline.c \
 	engine/baseline.h \
+	engine/batch.c \
 	engine/batch.h \
 	engine/brk.c \
 	engine/brk.h \

@@ -121,17 +121,6 @@ void sched_rewind(struct engine *e)
 
 /* ---- buffers ----------------------------------------------------------------------------------------------------------------------------- */
 
-static void free_batch(struct batch *b)
-{
-    free(b->token);
-    free(b->pos);
-    free(b->seg);
-    free(b->segs);
-    free(b->logit_row);
-    free(b->want);
-    memset(b, 0, sizeof *b);
-}
-
 static void free_scratch(struct sample_scratch *s, unsigned n)
 {
     for (unsigned i = 0; s != NULL && i < n; i++) {
@@ -160,7 +149,7 @@ static struct sample_scratch *make_scratch(unsigned n, uint32_t vocab, const str
 
 void sched_free_arrays(struct engine *e)
 {
-    free_batch(&e->batch);
+    batch_free(&e->batch);
     free(e->row_seq);
     free(e->run);
     free(e->in_batch);
@@ -177,24 +166,18 @@ void sched_free_arrays(struct engine *e)
 enum rs_result sched_arrays(struct engine *e, struct rs_error *err)
 {
     const struct runtime_config *c = &e->rt->cfg;
-    struct batch b = {.cap = c->batch_tokens, .cap_segs = c->batch_tokens, .cap_logits = c->max_logits};
+    struct batch b;
+    const bool got = batch_alloc(&b, c->batch_tokens, c->max_logits, BATCH_ALSO_WANT);
     uint32_t cap_run = c->max_seqs > e->n_run ? c->max_seqs : e->n_run;
-    b.token = calloc(b.cap, sizeof *b.token);
-    b.pos = calloc(b.cap, sizeof *b.pos);
-    b.seg = calloc(b.cap, sizeof *b.seg);
-    b.segs = calloc(b.cap_segs, sizeof *b.segs);
-    b.logit_row = calloc(b.cap_logits, sizeof *b.logit_row);
-    b.want = calloc(b.cap_logits, sizeof *b.want);
-    struct seq **row_seq = calloc(b.cap_logits, sizeof(struct seq *)), **run = calloc(cap_run, sizeof(struct seq *));
-    struct seq **in_batch = calloc(b.cap, sizeof(struct seq *));
+    struct seq **row_seq = calloc(c->max_logits, sizeof(struct seq *)), **run = calloc(cap_run, sizeof(struct seq *));
+    struct seq **in_batch = calloc(c->batch_tokens, sizeof(struct seq *));
     unsigned n_scratch = e->pool != NULL ? pool_size(e->pool) : 1;
     struct sample_scratch *scratch = make_scratch(n_scratch, e->model->hp.vocab, krn_cpu_vec(e->isa));
-    struct sample_pick *picks = calloc(b.cap_logits, sizeof *picks);
+    struct sample_pick *picks = calloc(c->max_logits, sizeof *picks);
     struct spec spec = {0};
-    if (!spec_arrays(&spec, c) || b.token == NULL || b.pos == NULL || b.seg == NULL || b.segs == NULL || b.logit_row == NULL || b.want == NULL || row_seq == NULL ||
-        run == NULL || in_batch == NULL || scratch == NULL || picks == NULL) {
+    if (!spec_arrays(&spec, c) || !got || row_seq == NULL || run == NULL || in_batch == NULL || scratch == NULL || picks == NULL) {
         spec_free_arrays(&spec);
-        free_batch(&b);
+        batch_free(&b);
         free(row_seq);
         free(run);
         free(in_batch);

@@ -18,34 +18,17 @@ enum {
 
 bool spec_arrays(struct spec *p, const struct runtime_config *c)
 {
-    struct batch *b = &p->batch;
-    b->cap = b->cap_segs = c->batch_tokens;
-    b->cap_logits = c->max_logits;
-    b->token = calloc(b->cap, sizeof *b->token);
-    b->pos = calloc(b->cap, sizeof *b->pos);
-    b->seg = calloc(b->cap, sizeof *b->seg);
-    b->from = calloc(b->cap, sizeof *b->from);
-    b->segs = calloc(b->cap_segs, sizeof *b->segs);
-    b->logit_row = calloc(b->cap_logits, sizeof *b->logit_row);
-    b->want = calloc(b->cap_logits, sizeof *b->want); /* of every row the largest, no more */
-    b->wants = true;
-    p->seq = calloc(b->cap_logits, sizeof(struct seq *));
-    return b->token != NULL && b->pos != NULL && b->seg != NULL && b->from != NULL && b->segs != NULL && b->logit_row != NULL && b->want != NULL &&
-           p->seq != NULL;
+    if (!batch_alloc(&p->batch, c->batch_tokens, c->max_logits, BATCH_ALSO_WANT | BATCH_ALSO_FROM))
+        return false;
+    p->batch.wants = true; /* of every row the largest, no more */
+    p->seq = calloc(c->max_logits, sizeof(struct seq *));
+    return p->seq != NULL;
 }
 
 void spec_free_arrays(struct spec *p)
 {
-    struct batch *b = &p->batch;
-    free(b->token);
-    free(b->pos);
-    free(b->seg);
-    free(b->from);
-    free(b->segs);
-    free(b->logit_row);
-    free(b->want);
+    batch_free(&p->batch);
     free(p->seq);
-    memset(b, 0, sizeof *b);
     p->seq = NULL;
 }
 
