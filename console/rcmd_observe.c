@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include <errno.h>
+#include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,27 +69,44 @@ const struct rcmd_entry rcmd_allreduce_entry = {
     .exec = exec_allreduce,
 };
 
+/* Leave the ops whose site fits; returns how many. */
+static size_t keep_sites(json_t *ops, const char *glob)
+{
+    for (size_t i = json_array_size(ops); i-- > 0;)
+        if (fnmatch(glob, js_str(json_array_get(ops, i), "site", ""), 0) != 0)
+            json_array_remove(ops, i);
+    return json_array_size(ops);
+}
+
 static enum rs_result exec_ledger(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
 {
     (void)self;
-    json_t *o = NULL;
-    if (*args != '\0') {
-        char *end;
-        errno = 0;
-        long n = strtol(args, &end, 10);
-        if (errno != 0 || *end != '\0' || n < 1)
-            return fail_set(err, RS_EUSAGE, "'%s' is not a number of ops", args);
-        o = json_pack("{s:I}", "limit", (json_int_t)n);
-    }
-    return ask_and_view(con, "ledger", o, view_ledger, err);
+    char *end;
+    errno = 0;
+    const long n = strtol(args, &end, 10);
+    if (*args == '\0')
+        return ask_and_view(con, "ledger", NULL, view_ledger, err);
+    if (*end == '\0' && errno == 0 && n >= 1)
+        return ask_and_view(con, "ledger", json_pack("{s:I}", "limit", (json_int_t)n), view_ledger, err);
+    json_t *reply;
+    enum rs_result r = con_request(con, "ledger", NULL, &reply, err);
+    if (r != RS_OK)
+        return r;
+    if (keep_sites(json_object_get(reply, "ops"), args) + keep_sites(json_object_get(reply, "nextn"), args) == 0)
+        r = fail_set(err, RS_EUSAGE, "no op of the last step has a site like '%s' (blk.*.attn.norm, say; a number: so many ops)", args);
+    else
+        view_ledger(con->out, reply);
+    json_decref(reply);
+    return r;
 }
 
 const struct rcmd_entry rcmd_ledger_entry = {
     .name = "ledger",
-    .args = "[N]",
+    .args = "[N|SITES]",
     .summary = "what ran for each op of the last step, and why",
     .help = "Ops that differ in nothing but their layer are one line, with the sum of their times. With N only the first N ops of the step "
-            "are looked at.",
+            "are looked at, with SITES (blk.*.attn.norm) those at sites like it.",
+    .complete = RCMD_COMPLETE_SITE,
     .exec = exec_ledger,
 };
 

@@ -42,7 +42,7 @@ static void progress(void *arg, uint64_t done, uint64_t total)
 static enum rs_result read_recipe(struct args *a, bool must_encode, struct recipe *r, bool *given, struct rs_error *err)
 {
     const char *type = NULL, *text = NULL;
-    char rule[80];
+    char rule[80], all[256];
     uint32_t t;
     bool by_type = args_str(a, "type", &type), by_text = args_str(a, "recipe", &text);
     *given = by_type || by_text;
@@ -52,7 +52,8 @@ static enum rs_result read_recipe(struct args *a, bool must_encode, struct recip
     if (by_type && by_text)
         return error_set(err, RS_EUSAGE, "%s: type or recipe, not both", a->method);
     if (by_type && (!recipe_type_named(type, &t) || (must_encode && !krn_type_info(t)->encodes)))
-        return error_set(err, RS_EUSAGE, "%s: weights cannot be %s type '%.20s'", a->method, must_encode ? "turned into" : "of", type);
+        return error_set(err, RS_EUSAGE, "%s: weights cannot be %s type '%.20s', but: %s", a->method, must_encode ? "turned into" : "of", type,
+                         recipe_types(must_encode, all, sizeof all));
     snprintf(rule, sizeof rule, "* %.20s", by_type ? type : "");
     return recipe_parse(by_type ? rule : text, must_encode, r, err);
 }

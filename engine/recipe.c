@@ -21,9 +21,21 @@ bool recipe_type_named(const char *name, uint32_t *type)
     return false;
 }
 
+const char *recipe_types(bool must_encode, char *buf, size_t size)
+{
+    size_t at = 0;
+    buf[0] = '\0';
+    for (uint32_t t = 0; t < KRN_TYPE_MAX && at < size; t++) {
+        const struct krn_type_info *info = krn_type_info(t);
+        if (info != NULL && (must_encode ? info->encodes : info->computes))
+            at += (size_t)snprintf(buf + at, size - at, "%s%s", at != 0 ? " " : "", info->name);
+    }
+    return buf;
+}
+
 static enum rs_result parse_line(const char *line, int number, bool must_encode, struct recipe *r, struct rs_error *err)
 {
-    char glob[64], type[32], more[2];
+    char glob[64], type[32], more[2], all[256];
     int n = sscanf(line, "%63s %31s %1s", glob, type, more);
     if (n <= 0)
         return RS_OK;
@@ -31,7 +43,8 @@ static enum rs_result parse_line(const char *line, int number, bool must_encode,
     if (n != 2)
         return error_set(err, RS_EUSAGE, "recipe, line %d: not 'GLOB TYPE'", number);
     if (!recipe_type_named(type, &t) || (must_encode && !krn_type_info(t)->encodes))
-        return error_set(err, RS_EUSAGE, "recipe, line %d: %s is no type that weights can be %s", number, type, must_encode ? "turned into" : "made of");
+        return error_set(err, RS_EUSAGE, "recipe, line %d: %s is no type that weights can be %s: %s", number, type, must_encode ? "turned into" : "made of",
+                         recipe_types(must_encode, all, sizeof all));
     if (r->n == RECIPE_MAX_RULES)
         return error_set(err, RS_EUSAGE, "recipe, line %d: more than %d rules", number, RECIPE_MAX_RULES);
     snprintf(r->rule[r->n].glob, sizeof r->rule[0].glob, "%s", glob);

@@ -3,6 +3,7 @@
 #define RANKSCOPE_ENGINE_RECIPE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "engine/rankscope.h"
@@ -24,5 +25,7 @@ uint32_t recipe_type(const struct recipe *r, const char *name, uint32_t n_dims, 
 
 /* A type by its name in any case; false: there is none that computes. */
 bool recipe_type_named(const char *name, uint32_t *type);
+/* Names of the types that there are, or of those that weights can be turned into, with blanks between; returns buf. */
+const char *recipe_types(bool must_encode, char *buf, size_t size);
 
 #endif

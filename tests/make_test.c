@@ -293,6 +293,7 @@ static void test_quantize(struct rs_engine *e)
         gguf_close(g);
     }
     tap_ok(ec_fails(e, msg, "quantize", "{\"in\":\"%s\",\"out\":\"%s\",\"type\":\"IQ2_XXS\"}", shipped, path) == RS_EUSAGE, "no encoder: %s", msg);
+    tap_ok(strstr(msg, "Q8_0 Q2_K") != NULL && strstr(msg, "IQ1_S") == NULL, "the types that there are encoders for are listed");
     tap_ok(ec_fails(e, msg, "quantize", "{\"in\":\"%s\",\"out\":\"/nowhere/x.gguf\",\"type\":\"Q8_0\"}", shipped) == RS_EIO, "no such folder: %s", msg);
     tap_ok(ec_fails(e, msg, "quantize", "{\"in\":\"%s\",\"out\":\"%s\",\"recipe\":\"one two three\"}", shipped, path) == RS_EUSAGE, "a bad line: %s", msg);
     json_decref(golden);

@@ -1,6 +1,7 @@
 /* Many requests as an operator sees them: what runs, what waits and why, stopping one, a second client that hands in requests for others. */
 #include <jansson.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -184,6 +185,31 @@ static void test_serving(struct rs_engine *e)
     rs_engine_close(looks);
 }
 
+/* Megabytes. */
+static long resident(void)
+{
+    long all = 0, here = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (f == NULL || fscanf(f, "%ld %ld", &all, &here) != 2)
+        here = 0;
+    if (f != NULL)
+        fclose(f);
+    return here * (sysconf(_SC_PAGESIZE) / 1024) / 1024;
+}
+
+/* 200,000 tokens of 8,064 bytes are 1.6 GB. */
+static void test_memory(void)
+{
+    int32_t tok[8];
+    size_t n;
+    const long before = resident();
+    struct rs_engine *e = talk_open(MODEL, "'ranks':1,'max_seqs':256,'ctx':200000");
+    json_decref(talk_generate(e, "'text':'Hello'", 8, tok, 8, &n));
+    const long after = resident();
+    tap_ok(before > 0 && after - before < 400, "a cache takes memory as it is used: %ld MB, then %ld with room for 1,613 more", before, after);
+    rs_engine_close(e);
+}
+
 int main(void)
 {
     int fd[2];
@@ -193,6 +219,7 @@ int main(void)
     test_waiting(e);
     test_held(e);
     rs_engine_close(e);
+    test_memory();
     if (pipe(fd) != 0 || pthread_create(&thread, NULL, engine_main, &fd[1]) != 0 || read(fd[0], &byte, 1) != 1)
         bail("no engine");
     e = reach("'client':'test','control':true");

@@ -836,6 +836,10 @@ def main():
         test(s)
     test_llm(s, scratch)
     test_prometheus(s, scratch)
+    ok(s.stop() == 0, "SIGTERM ends it with status 0")
+    s = Server("--ctx", "4096")
+    for i in range(24):  # a cache takes memory as it is used: a small one, all of which has been
+        s.chat(max_tokens=200, ignore_eos=True, messages=[{"role": "user", "content": "What is %d + %d?" % (i, i)}])
     before = s.rss()
     for test in (test_slow, test_malformed, test_vanish):
         test(s)
@@ -843,7 +847,7 @@ def main():
     minutes = float(os.environ.get("RANKSCOPE_SOAK", "2" if LONG else "0"))
     if minutes > 0:
         test_soak(s, minutes)
-    ok(s.stop() == 0, "SIGTERM ends it with status 0")
+    ok(s.stop() == 0, "with a small cache, too")
     test_console(scratch)
     test_key(scratch)
     test_limits()
