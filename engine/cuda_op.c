@@ -3,6 +3,7 @@
  *   allreduce, residual, norm            one join
  *   q_norm, kv_store, q_b                one launch (q_b for one row); kv_store is done early, which nobody notices: its input is ready
  *   q_rope                               inside the attention's first kernel, written back in place
+ *   q_norm, q_b, q_rope, kv_store, mla   one launch, for one row on one rank of a GPU where q_b is small; z stays without norm and rotation
  *   gate_up, act (and the shared expert) one launch
  *   exps.down, shexp.down                one launch
  *
@@ -13,7 +14,8 @@
  *   norm, router                         the same; the choice of experts is then made by every block of gate_up and of exps.down for itself
  *                                        (the choice also after a norm that was part of a join)
  *
- * Every fused kernel writes the buffers of all ops that it absorbs, so an observer sees them as if nothing were fused. */
+ * Every fused kernel writes the buffers of all ops that it absorbs, so an observer sees them as if nothing were fused; where one does not (z above), it
+ * is not taken while anybody looks. */
 #include <stdlib.h>
 #include <string.h>
 

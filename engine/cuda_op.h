@@ -20,8 +20,11 @@ struct cuda_walk {
     bool rotate;           /* q_rope waits for the attention */
     int rotate_op;         /* which op that is */
     const struct op *norm; /* left to the product that follows, or NULL */
+    const struct kcu_mat *query; /* left to the attention that follows: the projection of latent's normed q, or NULL */
+    struct kcu_latent latent;
     bool choosing;         /* the choice of experts is left to the projections that follow: route */
     struct kcu_route route;
+    bool int8_left;                /* the int8 form of the experts' activations is left to the down projections */
     bool done[2048];               /* ops that were computed with an earlier one */
     uint64_t q8_ok[KCU_MAX_LOCAL]; /* bit per buffer: its int8 form is current */
     uint32_t half_of[2];           /* whose f16 form lies in the GPU's `half`: see cuda_op_half_owner(); 0 nobody's */

@@ -91,6 +91,44 @@ enum rs_result cuda_op_gate_up(struct cuda_walk *w, struct cuda_rank *r)
     return RS_OK;
 }
 
+/* The down projections of op, with the shared expert's unless shexp is NULL; activations without their int8 form. */
+static struct kcu_down down_of(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *op, const struct op *shexp)
+{
+    const float *choice = r->buf[BUF_CHOICE];
+    const uint32_t n_used = w->c->hp->n_used;
+    struct kcu_down a = {.down = *cuda_op_mat(w, r, op, 0),
+                         .act = {.x = cuda_op_at(w, r, &op->in[0]), .pitch = cuda_op_pitch_of(w, r, op->in[0].buf)},
+                         .n = w->rows,
+                         .n_used = n_used,
+                         .n_experts = w->c->hp->n_experts,
+                         .choose = w->choosing ? &w->route : NULL,
+                         .expert0 = shard_of(w->c->shard, (uint32_t)op->layer, r->rank)->experts.from,
+                         .ids = (const int32_t *)(const void *)choice,
+                         .weights = choice + n_used,
+                         .ids_pitch = w->prog->width[BUF_CHOICE][r->rank],
+                         .y = cuda_op_at(w, r, &op->out[0]),
+                         .y_pitch = cuda_op_pitch_of(w, r, op->out[0].buf),
+                         .width = cuda_op_width_of(w, r, &op->out[0])};
+    if (shexp != NULL) {
+        a.shared = *cuda_op_mat(w, r, shexp, 0);
+        a.shared_act = (struct kcu_rows_in){.x = cuda_op_at(w, r, &shexp->in[0]), .pitch = cuda_op_pitch_of(w, r, shexp->in[0].buf)};
+    }
+    return a;
+}
+
+/* Can gate and up of the experts, and their down projections behind, leave the int8 form of what is between them to the latter? */
+static bool leaves_int8(const struct cuda_walk *w, const struct cuda_rank *r, const struct kcu_gated *a, const struct kcu_gated *b)
+{
+    const struct op *down = cuda_op_ahead(w, 2), *shexp = b != NULL ? cuda_op_ahead(w, 5) : NULL;
+    if (!w->choosing || down == NULL || down->kind != OP_MOE_DOWN || cuda_op_is_user(w, down) || cuda_op_is_user(w, w->op + 1) ||
+        w->s->choices[down->index].matmul != MATMUL_INT8)
+        return false;
+    if (shexp != NULL && (shexp->kind != OP_LINEAR || w->s->choices[shexp->index].matmul != MATMUL_INT8))
+        return false;
+    const struct kcu_down d = down_of(w, r, down, shexp);
+    return kcu_gated_leaves_int8(a, b, &w->route) && kcu_down_makes_int8(&d);
+}
+
 enum rs_result cuda_op_moe_gate_up(struct cuda_walk *w, struct cuda_rank *r)
 {
     struct kcu_gated a, b = {.n = 0};
@@ -105,6 +143,13 @@ enum rs_result cuda_op_moe_gate_up(struct cuda_walk *w, struct cuda_rank *r)
         rc = fill_gated(w, r, cuda_op_ahead(w, 3), &w->s->choices[w->op->index + 3], &b);
     if (rc != RS_OK)
         return rc;
+    w->int8_left = leaves_int8(w, r, &a, shared ? &b : NULL);
+    if (w->int8_left) {
+        a.q8 = b.q8 = NULL;
+        cuda_op_set_q8(w, r, cuda_op_ahead(w, 1)->out[0].buf, false);
+        if (shared)
+            cuda_op_set_q8(w, r, cuda_op_ahead(w, 4)->out[0].buf, false);
+    }
     CUDA_OP_RUN(kcu_gated(&w->l, &a, shared ? &b : NULL, w->choosing ? &w->route : NULL));
     w->done[w->op->index + 1] = !cuda_op_is_user(w, w->op + 1);
     if (shared) {
@@ -119,27 +164,18 @@ enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
     const struct op *op = w->op, *shexp = cuda_op_ahead(w, 3);
     const struct kcu_mat *m = cuda_op_mat(w, r, op, 0);
     const uint32_t n_used = w->c->hp->n_used;
-    const float *choice = r->buf[BUF_CHOICE];
-    struct kcu_down a = {.down = *m,
-                         .n = w->rows,
-                         .n_used = n_used,
-                         .n_experts = w->c->hp->n_experts,
-                         .choose = w->choosing ? &w->route : NULL,
-                         .expert0 = shard_of(w->c->shard, (uint32_t)op->layer, r->rank)->experts.from,
-                         .ids = (const int32_t *)(const void *)choice,
-                         .weights = choice + n_used,
-                         .ids_pitch = w->prog->width[BUF_CHOICE][r->rank],
-                         .y = cuda_op_at(w, r, &op->out[0]),
-                         .y_pitch = cuda_op_pitch_of(w, r, op->out[0].buf),
-                         .width = cuda_op_width_of(w, r, &op->out[0])};
-    enum rs_result rc = RS_OK;
     const bool int8 = w->ch->matmul == MATMUL_INT8 && cuda_op_quantised(m),
-               many = m->w != NULL && cuda_op_many(w, w->rows, &op->in[0], int8, m, NULL);
-    if (m->w != NULL)
+               many = m->w != NULL && cuda_op_many(w, w->rows, &op->in[0], int8, m, NULL),
+               has_shared = cuda_op_next_is(w, 1, OP_GATE_UP) && shexp != NULL && shexp->kind == OP_LINEAR && shexp->accumulate,
+               along = has_shared && !many && w->fuse && w->done[op->index + 1] && w->done[op->index + 2] && !cuda_op_observed(w, op);
+    struct kcu_down a = down_of(w, r, op, along ? shexp : NULL);
+    enum rs_result rc = RS_OK;
+    a.makes_int8 = w->int8_left && kcu_down_makes_int8(&a);
+    if (m->w != NULL && !a.makes_int8)
         rc = many ? cuda_op_halves(w, r, &op->in[0], m->k, w->rows * n_used, &a.act)
                   : cuda_op_input(w, r, &op->in[0], m->k, int8, w->rows * n_used, &a.act);
     if (m->w != NULL)
-        cuda_op_note(w, r, op, many, a.act.q8 != NULL);
+        cuda_op_note(w, r, op, many, a.makes_int8 || a.act.q8 != NULL);
     if (rc == RS_OK && many) {
         if (!gated_many(w, r, &w->prog->ops[op->index - 2])) /* else it has left the plan */
             CUDA_OP_RUN(kcu_group(&w->l, a.ids, a.ids_pitch, a.n, n_used, a.expert0, m->n_mats, r->plan));
@@ -147,25 +183,21 @@ enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
         CUDA_OP_RUN(kcu_combine(&w->l, w->g->pairs, a.width, &a));
         return RS_OK;
     }
-    if (rc == RS_OK && w->fuse && w->done[op->index + 1] && w->done[op->index + 2] && shexp != NULL && shexp->kind == OP_LINEAR && shexp->accumulate &&
-        !cuda_op_observed(w, op)) {
-        const struct choice *ch = &w->s->choices[shexp->index];
-        a.shared = *cuda_op_mat(w, r, shexp, 0);
+    if (rc == RS_OK && along) {
+        if (a.shared.w != NULL && !a.makes_int8)
+            rc = cuda_op_input(w, r, &shexp->in[0], a.shared.k,
+                               w->s->choices[shexp->index].matmul == MATMUL_INT8 && cuda_op_quantised(&a.shared), w->rows, &a.shared_act);
         if (a.shared.w != NULL)
-            rc = cuda_op_input(w, r, &shexp->in[0], a.shared.k, ch->matmul == MATMUL_INT8 && cuda_op_quantised(&a.shared), w->rows,
-                               &a.shared_act);
-        if (a.shared.w != NULL)
-            cuda_op_note(w, r, shexp, false, a.shared_act.q8 != NULL);
+            cuda_op_note(w, r, shexp, false, a.makes_int8 || a.shared_act.q8 != NULL);
         w->done[shexp->index] = true;
     }
     if (rc != RS_OK)
         return rc;
-    const bool has_shared = cuda_op_next_is(w, 1, OP_GATE_UP) && shexp != NULL && shexp->kind == OP_LINEAR && shexp->accumulate;
     const struct cuda_residual to = cuda_op_residual(w, r, has_shared && w->done[shexp->index] ? 4 : 1);
     a.x = to.x;
     a.x_pitch = to.pitch;
     CUDA_OP_RUN(kcu_down(&w->l, &a));
-    w->choosing = false;
+    w->choosing = w->int8_left = false;
     return RS_OK;
 }
 

@@ -74,6 +74,17 @@ static void check_product(struct check *t, uint32_t type)
     release(t);
 }
 
+/* Euclidean distance of what two kernels made of the same, relative. */
+static double apart(const float *a, const float *b, size_t n)
+{
+    double d = 0, s = 0;
+    for (size_t i = 0; i < n; i++) {
+        d += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+        s += (double)b[i] * b[i];
+    }
+    return sqrt(d / s);
+}
+
 struct outcome {
     const float *p, *choice, *act, *y;
 };
@@ -175,8 +186,122 @@ static void check_choice(struct check *t, uint32_t experts, bool sigmoid, bool n
     release(t);
 }
 
+/* Experts whose slices are small: the kernels for them differ from the others in the order of sums alone. */
+static void check_slices(struct check *t, uint32_t up_type, uint32_t down_type, uint32_t width, uint32_t ff)
+{
+    enum { EXPERTS = 5 };
+    const size_t q8 = krn_q8_row_bytes(ff), in8 = krn_q8_row_bytes(width);
+    const uint32_t zero = 0;
+    struct made gate = matrix(t, KRN_F32, EXPERTS, width, 1), eg = matrix(t, up_type, ff, width, EXPERTS),
+                eu = matrix(t, up_type, ff, width, EXPERTS), sg = matrix(t, KRN_Q8_0, ff, width, 1), su = matrix(t, KRN_Q8_0, ff, width, 1),
+                ed = matrix(t, down_type, OUT, ff, EXPERTS), sd = matrix(t, KRN_Q8_0, OUT, ff, 1);
+    float *x = device(t, randoms(t, width), width * 4), *choice = device(t, NULL, 2 * USED * 4), *res = randoms(t, OUT);
+    struct kcu_rows_in in = {.x = x, .pitch = width, .q8_pitch = in8};
+    uint8_t *xq = device(t, NULL, in8), *eq = device(t, NULL, USED * q8), *sq = device(t, NULL, q8);
+    struct kcu_route r = {.gate = gate.m, .x = x, .x_pitch = width, .n = 1, .n_experts = EXPERTS, .n_used = USED, .n_groups = 1, .n_groups_used = 1,
+                          .sigmoid = true, .norm = true, .scale = 2.5f, .p = device(t, NULL, EXPERTS * 4), .p_pitch = EXPERTS,
+                          .ids = (int32_t *)(void *)choice, .weights = choice + USED, .pitch = 2 * USED, .arrived = device(t, &zero, 4),
+                          .logits = device(t, NULL, EXPERTS * 4)};
+    struct kcu_gated g[2], sh[2];
+    struct kcu_down d[2];
+    if (t->rc != RS_OK || !good(t, kcu_quantise(&t->l, &in, 1, width, xq), "int8"))
+        return;
+    in.q8 = xq;
+    for (int i = 0; i < 2; i++) { /* 0: with an int8 form between the two; 1: without */
+        g[i] = (struct kcu_gated){.gate = eg.m, .up = eu.m, .in = in, .n = 1, .n_used = USED, .ids = r.ids, .ids_pitch = 2 * USED, .gu_pitch = 2 * ff,
+                                  .gu = device(t, NULL, USED * 2 * ff * 4), .act = device(t, NULL, USED * ff * 4), .act_pitch = ff,
+                                  .q8 = i == 0 ? eq : NULL, .q8_pitch = q8};
+        sh[i] = (struct kcu_gated){.gate = sg.m, .up = su.m, .in = in, .n = 1, .n_used = 1, .gu = device(t, NULL, 2 * ff * 4), .gu_pitch = 2 * ff,
+                                   .act = device(t, NULL, ff * 4), .act_pitch = ff, .q8 = i == 0 ? sq : NULL, .q8_pitch = q8};
+        d[i] = (struct kcu_down){.down = ed.m, .shared = sd.m, .n = 1, .n_used = USED, .n_experts = EXPERTS, .ids = r.ids, .weights = r.weights,
+                                 .ids_pitch = 2 * USED, .y = device(t, NULL, OUT * 4), .y_pitch = OUT, .width = OUT, .x = device(t, res, OUT * 4),
+                                 .x_pitch = OUT, .act = {.x = g[i].act, .pitch = ff, .q8 = g[i].q8, .q8_pitch = q8},
+                                 .shared_act = {.x = sh[i].act, .pitch = ff, .q8 = sh[i].q8, .q8_pitch = q8}};
+    }
+    d[1].choose = &r;
+    if (!kcu_gated_leaves_int8(&g[1], &sh[1], &r) || !kcu_down_makes_int8(&d[1]))
+        return; /* an older device */
+    d[1].makes_int8 = true;
+    if (!good(t, kcu_logits(&t->l, &r), "router") || !good(t, kcu_gated(&t->l, &g[1], &sh[1], &r), "slices") ||
+        !good(t, kcu_down(&t->l, &d[1]), "slices down") || !good(t, kcu_gated(&t->l, &g[0], &sh[0], NULL), "gated") ||
+        !good(t, kcu_quantise(&t->l, &d[1].act, USED, ff, eq), "int8") || !good(t, kcu_quantise(&t->l, &d[1].shared_act, 1, ff, sq), "int8") ||
+        !good(t, kcu_down(&t->l, &d[0]), "down"))
+        return;
+    const float *gu = fetch(t, g[1].gu, USED * 2 * ff * 4), *act = fetch(t, g[1].act, USED * ff * 4), *mine = fetch(t, sh[1].act, ff * 4);
+    double worst = fmax(apart(gu, fetch(t, g[0].gu, USED * 2 * ff * 4), USED * 2 * ff), apart(act, fetch(t, g[0].act, USED * ff * 4), USED * ff));
+    worst = fmax(worst, apart(mine, fetch(t, sh[0].act, ff * 4), ff));
+    result(t, worst, 1e-5, "slices of experts, %s, %u x %u", krn_type_info(up_type)->name, ff, width);
+    worst = fmax(apart(fetch(t, d[1].y, OUT * 4), fetch(t, d[0].y, OUT * 4), OUT), apart(fetch(t, d[1].x, OUT * 4), fetch(t, d[0].x, OUT * 4), OUT));
+    result(t, worst, 1e-5, "their down projections, %s, %u x %u", krn_type_info(down_type)->name, OUT, ff);
+    release(t);
+}
+
+/* What a launch of attention leaves, with what comes before it. */
+struct attended {
+    const float *q, *qr, *o;
+    const uint8_t *qr8, *o8;
+    const uint16_t *cache;
+};
+
+/* One row's query, newest key and attention: by launches apart, and by one. */
+static void check_query(struct check *t, uint32_t heads, uint32_t nope, uint32_t k, uint32_t keys)
+{
+    enum { L = 512, R = 64, D = L + R, V = 64, BLOCK = 16 };
+    const uint32_t blocks = (keys + BLOCK - 1) / BLOCK, width = heads * (nope + R), zero = 0, last = keys - 1;
+    const size_t k8 = krn_q8_row_bytes(k), o8 = krn_q8_row_bytes(heads * V), cached = (size_t)(blocks + 1) * BLOCK * D;
+    struct made qb = matrix(t, KRN_Q8_0, width, k, 1), kb = matrix(t, KRN_Q8_0, L, nope, heads), vb = matrix(t, KRN_Q8_0, V, L, heads);
+    const struct krn_cpu_vec *vec = krn_cpu_vec(KRN_ISA_PORTABLE);
+    float *z = randoms(t, k + D), *angle = randoms(t, (size_t)keys * R / 2), *kv = randoms(t, cached);
+    uint16_t *store = host(t, cached * 2);
+    int32_t *table = host(t, blocks * 4);
+    vec->store(KRN_CACHE_F16, kv, (uint8_t *)store, (uint32_t)cached);
+    for (uint32_t b = 0; b < blocks; b++)
+        table[b] = (int32_t)(blocks - b);
+    struct attended got[2];
+    struct kcu_latent a = {.b = {.pos = device(t, &last, 4), .table = device(t, &zero, 4), .tables = device(t, table, blocks * 4), .n = 1,
+                                 .max_keys = keys, .block = BLOCK},
+                           .rope = {.cos = device(t, angle, (size_t)keys * R / 2 * 4), .sin = device(t, angle, (size_t)keys * R / 2 * 4), .half = R / 2},
+                           .z_pitch = k + D, .q_width = k, .q_norm = device(t, randoms(t, k), k * 4), .qr_pitch = k, .q8_pitch = k8, .store = true,
+                           .kv_col = k, .l = L, .r = R, .kv_norm = device(t, randoms(t, L), L * 4), .eps = 1e-5f, .cache_type = KCU_CACHE_F16};
+    struct kcu_mla m = {.b = a.b, .rope = a.rope, .rotate = true, .q_pitch = width, .heads = heads, .nope = nope, .l = L, .r = R, .v = V, .k_b = kb.m,
+                        .v_b = vb.m, .cache_type = KCU_CACHE_F16, .scale = 0.1f, .o_pitch = heads * V, .q8_pitch = o8};
+    for (int i = 0; i < 2; i++) {
+        a.z = device(t, z, (k + D) * 4);
+        a.qr = device(t, NULL, k * 4);
+        a.q8 = device(t, NULL, k8);
+        a.cache = device(t, store, cached * 2);
+        m.cache = a.cache;
+        m.q = device(t, NULL, width * 4);
+        m.o = device(t, NULL, heads * V * 4);
+        m.q8 = device(t, NULL, o8);
+        if (t->rc != RS_OK)
+            return;
+        const bool takes = kcu_mla_query_takes(&m, &a, &qb.m);
+        if (i == 1 && !takes)
+            break; /* an older device */
+        if (!good(t, i == 1 ? kcu_mla_query(&t->l, &m, &a, &qb.m) : kcu_latent_linear(&t->l, &a, &qb.m, m.q), "query") ||
+            (i == 0 && !good(t, kcu_mla(&t->l, &m), "attention")))
+            return;
+        got[i] = (struct attended){fetch(t, m.q, width * 4), fetch(t, a.qr, k * 4), fetch(t, m.o, heads * V * 4), fetch(t, a.q8, k8),
+                                   fetch(t, m.q8, o8), fetch(t, a.cache, cached * 2)};
+        if (i == 1) {
+            const double wrong = differ(got[0].q, got[1].q, width * 4) + differ(got[0].qr, got[1].qr, k * 4) +
+                                 differ(got[0].o, got[1].o, heads * V * 4) + differ(got[0].qr8, got[1].qr8, k8) +
+                                 differ(got[0].o8, got[1].o8, o8) + differ(got[0].cache, got[1].cache, cached * 2);
+            result(t, wrong, 0, "query, newest key, attention in one, %u heads of %u, %u keys", heads, nope, keys);
+        }
+    }
+    release(t);
+}
+
 void cuda_selftest_row(struct check *t)
 {
+    check_query(t, 3, 192, 1024, 150);
+    check_query(t, 5, 64, 768, 33);
+    check_slices(t, KRN_Q4_K, KRN_Q5_K, 2304, 256);
+    check_slices(t, KRN_Q5_K, KRN_Q6_K, 1024, 256);
+    check_slices(t, KRN_Q6_K, KRN_Q4_K, 512, 512);
+
     check_product(t, KRN_Q8_0);
     check_product(t, KRN_Q5_K);
     check_choice(t, LOCAL, true, true);

@@ -48,6 +48,7 @@ CUDA_SOURCES = \
 	kernels/cuda/clock.cu \
 	kernels/cuda/down.cu \
 	kernels/cuda/expand.cu \
+	kernels/cuda/experts.cu \
 	kernels/cuda/flash.cu \
 	kernels/cuda/gemm.cu \
 	kernels/cuda/halve.cu \
@@ -66,10 +67,12 @@ CUDA_SOURCES = \
 	kernels/cuda/rows.cu
 EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/attn.cuh \
+	kernels/cuda/bulk.cuh \
 	kernels/cuda/cluster.cuh \
 	kernels/cuda/common.cuh \
 	kernels/cuda/cuda.h \
 	kernels/cuda/dot.cuh \
+	kernels/cuda/experts.cuh \
 	kernels/cuda/flash.cuh \
 	kernels/cuda/formats.cuh \
 	kernels/cuda/gemm.cuh \

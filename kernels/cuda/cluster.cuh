@@ -72,6 +72,7 @@ static __device__ __forceinline__ void send(uint32_t to, float4 v, uint32_t barr
 #endif
 }
 
+/* Wait at a barrier of this block; all threads that need what is counted there. */
 static __device__ __forceinline__ void receive(uint64_t *barrier)
 {
 #if __CUDA_ARCH__ >= 900
@@ -83,6 +84,25 @@ static __device__ __forceinline__ void receive(uint64_t *barrier)
                      : "memory");
 #else
     (void)barrier;
+#endif
+}
+
+/* Between initialising a barrier and the first bulk copy that it counts. */
+static __device__ __forceinline__ void fence_async()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+/* From memory to shared memory, counted by a barrier that the calling thread has initialised. Addresses and numbers are multiples of 16. */
+static __device__ __forceinline__ void bulk_copy(void *to, const void *from, uint32_t bytes, uint64_t *barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_at(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_at(barrier))
+                 : "memory");
+#else
+    (void)to, (void)from, (void)bytes, (void)barrier;
 #endif
 }
 

@@ -54,34 +54,44 @@ static __device__ __forceinline__ void stamp(uint64_t *p)
 }
 
 /* Weights. EARLY: loaded before pdl_wait(). That is spelled out, since the assembler moves read-only loads (.nc, __ldg) to after a griddepcontrol.wait
- * that follows them, and nothing would be on its way while a kernel waits. Elsewhere the compiler may arrange them. */
-template <bool EARLY = false> static __device__ __forceinline__ uint4 ld16(const void *p)
+ * that follows them, and nothing would be on its way while a kernel waits. LATE: the compiler may arrange them. STAGED: from shared memory. */
+enum load_how { LATE, EARLY, STAGED };
+
+template <load_how HOW = LATE> static __device__ __forceinline__ uint4 ld16(const void *p)
 {
-    if (!EARLY)
+    if (HOW == STAGED)
+        return *(const uint4 *)p;
+    if (HOW == LATE)
         return __ldg((const uint4 *)p);
     uint4 v;
     asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(__cvta_generic_to_global(p)));
     return v;
 }
-template <bool EARLY = false> static __device__ __forceinline__ uint2 ld8(const void *p)
+template <load_how HOW = LATE> static __device__ __forceinline__ uint2 ld8(const void *p)
 {
-    if (!EARLY)
+    if (HOW == STAGED)
+        return *(const uint2 *)p;
+    if (HOW == LATE)
         return __ldg((const uint2 *)p);
     uint2 v;
     asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(__cvta_generic_to_global(p)));
     return v;
 }
-template <bool EARLY = false> static __device__ __forceinline__ uint32_t ld4(const void *p)
+template <load_how HOW = LATE> static __device__ __forceinline__ uint32_t ld4(const void *p)
 {
-    if (!EARLY)
+    if (HOW == STAGED)
+        return *(const uint32_t *)p;
+    if (HOW == LATE)
         return __ldg((const unsigned int *)p);
     uint32_t v;
     asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(__cvta_generic_to_global(p)));
     return v;
 }
-template <bool EARLY = false> static __device__ __forceinline__ uint32_t ld2(const void *p)
+template <load_how HOW = LATE> static __device__ __forceinline__ uint32_t ld2(const void *p)
 {
-    if (!EARLY)
+    if (HOW == STAGED)
+        return *(const uint16_t *)p;
+    if (HOW == LATE)
         return __ldg((const unsigned short *)p);
     uint16_t v;
     asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(__cvta_generic_to_global(p)));
@@ -90,7 +100,7 @@ template <bool EARLY = false> static __device__ __forceinline__ uint32_t ld2(con
 /* Weights of norms, early. */
 static __device__ __forceinline__ float4 ld16f(const void *p)
 {
-    const uint4 v = ld16<true>(p);
+    const uint4 v = ld16<EARLY>(p);
     return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
 }
 
@@ -240,6 +250,14 @@ static __device__ __forceinline__ void put(__nv_bfloat16 *p, float v)
 static __device__ __forceinline__ size_t page_row(const kcu_batch &b, uint32_t row, uint32_t pos)
 {
     return (size_t)b.tables[b.table[row] + (int32_t)(pos / b.block)] * b.block + pos % b.block;
+}
+
+static inline uint32_t multiprocessors()
+{
+    int device, n = 0;
+    if (cudaGetDevice(&device) == cudaSuccess)
+        cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device);
+    return (uint32_t)n;
 }
 
 /* Launch with the attributes that kcu_launch asks for. cluster 0: none. */

@@ -171,7 +171,9 @@ struct kcu_gated {
     uint8_t *q8; /* [pair][q8_pitch] or NULL */
     size_t q8_pitch;
 };
-/* Experts and the shared expert in one launch; either may be NULL. choose: make the choice of experts from its logits first; or NULL. */
+/* Experts and the shared expert in one launch; either may be NULL. choose: make the choice of experts from its logits first; or NULL.
+ * leaves_int8: with q8 NULL a faster kernel for a lone row takes them; the int8 form is then left to a kcu_down() that makes it. */
+bool kcu_gated_leaves_int8(const struct kcu_gated *experts, const struct kcu_gated *shared, const struct kcu_route *choose);
 cudaError_t kcu_gated(const struct kcu_launch *l, const struct kcu_gated *experts, const struct kcu_gated *shared,
                       const struct kcu_route *choose);
 
@@ -192,7 +194,9 @@ struct kcu_down {
     size_t x_pitch;
     uint32_t n_experts;             /* of all ranks; 0: as many as there are here */
     const struct kcu_route *choose; /* host memory: kcu_gated() right before makes this choice, which is looked for before it has ended; or NULL */
+    bool makes_int8;                /* of act and shared_act (x alone is given), where kcu_down_makes_int8() says that it can */
 };
+bool kcu_down_makes_int8(const struct kcu_down *a);
 cudaError_t kcu_down(const struct kcu_launch *l, const struct kcu_down *a);
 
 /* ---- rows: join, norm, quantise ---- */
@@ -340,6 +344,11 @@ bool kcu_mla_expands(uint32_t nope, uint32_t l, uint32_t r, uint32_t v);
 size_t kcu_mla_expanded_scratch(uint32_t rows, uint32_t heads, uint32_t nope, uint32_t l, uint32_t v, uint32_t max_keys);
 cudaError_t kcu_mla_expanded(const struct kcu_launch *l, const struct kcu_mla *a);
 uint32_t kcu_mla_expanded_kernels(const struct kcu_mla *a);
+
+/* A lone row's attention with what kcu_latent_linear() and the rotation do before it, in one launch. z keeps its latent part as it is, without norm and
+ * rotation; all other results are those of the launches apart, to the bit. */
+bool kcu_mla_query_takes(const struct kcu_mla *a, const struct kcu_latent *z, const struct kcu_mat *q_b);
+cudaError_t kcu_mla_query(const struct kcu_launch *l, const struct kcu_mla *a, const struct kcu_latent *z, const struct kcu_mat *q_b);
 
 /* ---- observers ---- */
 

@@ -53,7 +53,7 @@ static __device__ __forceinline__ void dot_q8(const uint8_t *row, bool on, uint3
 #pragma unroll
     for (int i = 0; i < UNR; i++)
         if (u0 + i * lpr < n)
-            F::template fetch<true>(row, k, u0 + i * lpr, r[i]);
+            F::template fetch<EARLY>(row, k, u0 + i * lpr, r[i]);
     pdl_wait();
     while (u0 < n) {
 #pragma unroll
@@ -90,7 +90,7 @@ static __device__ __forceinline__ void dot_f32(const uint8_t *row, bool on, uint
 #pragma unroll
     for (int i = 0; i < UNR; i++)
         if (u0 + i * lpr < n)
-            V::template fetch<true>(row, k, u0 + i * lpr, r[i]);
+            V::template fetch<EARLY>(row, k, u0 + i * lpr, r[i]);
     pdl_wait();
     if (V::W == 8 && k % 8 != 0 && on)
         for (uint32_t j = k / 8 * 8 + sub; j < k; j += lpr)
@@ -166,7 +166,7 @@ static __device__ __forceinline__ float dot_staged(const uint8_t *row, bool on, 
 #pragma unroll
     for (int i = 0; i < UNR; i++)
         if (u0 + i * lpr < n)
-            F::template fetch<true>(row, k, u0 + i * lpr, r[i]);
+            F::template fetch<EARLY>(row, k, u0 + i * lpr, r[i]);
     ready();
     while (u0 < n) {
 #pragma unroll
@@ -215,7 +215,7 @@ static __device__ __forceinline__ float dot_values(const uint8_t *row, bool on, 
 #pragma unroll
     for (int i = 0; i < UNR; i++)
         if (u0 + i * lpr < n)
-            fmt<T>::template fetch<true>(row, k, u0 + i * lpr, r[i]);
+            fmt<T>::template fetch<EARLY>(row, k, u0 + i * lpr, r[i]);
     ready();
     for (; u0 < n; u0 += UNR * lpr) {
 #pragma unroll

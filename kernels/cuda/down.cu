@@ -1,5 +1,6 @@
 /* Down projections of experts for few rows, the shared expert's with them. A row's experts are added in ascending order, whoever computes them. */
 #include "kernels/cuda/dot.cuh"
+#include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/router.cuh"
 
 /* One warp per slot (an expert, or the shared one): no loop over slots, in which the compiler would keep the addresses of all formats alive. */
@@ -271,6 +272,8 @@ extern "C" cudaError_t kcu_down(const struct kcu_launch *l, const struct kcu_dow
         return kcu_zero(l, a->y, a->y_pitch, a->width, a->n);
     if (slots > DOWN_SLOTS)
         return cudaErrorInvalidValue;
+    if (a->makes_int8)
+        return experts_down(l, a);
     const bool int8 =
         (a->down.w == NULL || a->act.q8 != NULL) && (a->shared.w == NULL || (a->shared_act.q8 != NULL && a->shared.type == KRN_Q8_0));
     switch (int8 && a->down.w != NULL ? a->down.type : KRN_TYPE_MAX) {

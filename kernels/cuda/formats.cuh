@@ -13,9 +13,9 @@ template <int T> struct fmt;
 
 #define LOW4 0x0f0f0f0fu
 
-template <bool EARLY> static __device__ __forceinline__ uint32_t ld4of2(const uint8_t *p)
+template <load_how HOW> static __device__ __forceinline__ uint32_t ld4of2(const uint8_t *p)
 {
-    return ld2<EARLY>(p) | ld2<EARLY>(p + 2) << 16;
+    return ld2<HOW>(p) | ld2<HOW>(p + 2) << 16;
 }
 
 /* Nibble words to codes: low nibbles are weights 0 to 15, high ones 16 to 31. */
@@ -39,11 +39,13 @@ template <> struct fmt<KRN_Q8_0> { /* plane of codes, plane of scales */
         uint4 v[2];
         uint32_t d;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t k, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t k, uint32_t u, raw &r)
     {
-        r.v[0] = ld16<EARLY>(row + (size_t)u * 32);
-        r.v[1] = ld16<EARLY>(row + (size_t)u * 32 + 16);
-        r.d = ld2<EARLY>(row + k + (size_t)u * 2);
+        const uint32_t first = HOW == STAGED ? u / 4 % 2 * 16 : 0; /* neighbouring lanes meet no bank twice */
+        const uint4 a = ld16<HOW>(row + (size_t)u * 32 + first), b = ld16<HOW>(row + (size_t)u * 32 + (16 - first));
+        r.v[0] = first != 0 ? b : a;
+        r.v[1] = first != 0 ? a : b;
+        r.d = ld2<HOW>(row + k + (size_t)u * 2);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float *)
     {
@@ -76,12 +78,12 @@ template <> struct fmt<KRN_Q4_K> { /* as in the file: 144 bytes */
     struct raw {
         uint4 h, v[2];
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 4) * 144;
-        r.h = ld16<EARLY>(p);
-        r.v[0] = ld16<EARLY>(p + 16 + (u % 4) * 32);
-        r.v[1] = ld16<EARLY>(p + 32 + (u % 4) * 32);
+        r.h = ld16<HOW>(p);
+        r.v[0] = ld16<HOW>(p + 16 + (u % 4) * 32);
+        r.v[1] = ld16<HOW>(p + 32 + (u % 4) * 32);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[16], float a[2], float b[2])
     {
@@ -99,14 +101,14 @@ template <> struct fmt<KRN_Q5_K> { /* as in the file: 176 bytes */
     struct raw {
         uint4 h, hi[2], v[2];
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 4) * 176;
-        r.h = ld16<EARLY>(p);
-        r.hi[0] = ld16<EARLY>(p + 16);
-        r.hi[1] = ld16<EARLY>(p + 32);
-        r.v[0] = ld16<EARLY>(p + 48 + (u % 4) * 32);
-        r.v[1] = ld16<EARLY>(p + 64 + (u % 4) * 32);
+        r.h = ld16<HOW>(p);
+        r.hi[0] = ld16<HOW>(p + 16);
+        r.hi[1] = ld16<HOW>(p + 32);
+        r.v[0] = ld16<HOW>(p + 48 + (u % 4) * 32);
+        r.v[1] = ld16<HOW>(p + 64 + (u % 4) * 32);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[16], float a[2], float b[2])
     {
@@ -128,12 +130,12 @@ template <> struct fmt<KRN_Q6_K> { /* planes: nibbles, upper two bits, scales, d
         uint2 h;
         uint32_t s, d;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t k, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t k, uint32_t u, raw &r)
     {
-        r.n = ld16<EARLY>(row + (size_t)u * 16);
-        r.h = ld8<EARLY>(row + k / 2 + (size_t)u * 8);
-        r.s = ld2<EARLY>(row + k / 2 + k / 4 + (size_t)u * 2);
-        r.d = ld2<EARLY>(row + k / 2 + k / 4 + k / 16 + (size_t)(u / 8) * 2);
+        r.n = ld16<HOW>(row + (size_t)u * 16);
+        r.h = ld8<HOW>(row + k / 2 + (size_t)u * 8);
+        r.s = ld2<HOW>(row + k / 2 + k / 4 + (size_t)u * 2);
+        r.d = ld2<HOW>(row + k / 2 + k / 4 + k / 16 + (size_t)(u / 8) * 2);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[2], float *)
     {
@@ -152,12 +154,12 @@ template <> struct fmt<KRN_Q4_0> {
     struct raw {
         uint32_t n[4], d;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)u * 18;
-        r.d = ld2<EARLY>(p);
+        r.d = ld2<HOW>(p);
         for (int i = 0; i < 4; i++)
-            r.n[i] = ld4of2<EARLY>(p + 2 + 4 * i);
+            r.n[i] = ld4of2<HOW>(p + 2 + 4 * i);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float *)
     {
@@ -171,12 +173,12 @@ template <> struct fmt<KRN_Q4_1> {
     struct raw {
         uint32_t n[4], dm;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)u * 20;
-        r.dm = ld4<EARLY>(p);
+        r.dm = ld4<HOW>(p);
         for (int i = 0; i < 4; i++)
-            r.n[i] = ld4<EARLY>(p + 4 + 4 * i);
+            r.n[i] = ld4<HOW>(p + 4 + 4 * i);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float b[1])
     {
@@ -191,13 +193,13 @@ template <> struct fmt<KRN_Q5_0> {
     struct raw {
         uint32_t n[4], h, d;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)u * 22;
-        r.d = ld2<EARLY>(p);
-        r.h = ld4of2<EARLY>(p + 2);
+        r.d = ld2<HOW>(p);
+        r.h = ld4of2<HOW>(p + 2);
         for (int i = 0; i < 4; i++)
-            r.n[i] = ld4of2<EARLY>(p + 6 + 4 * i);
+            r.n[i] = ld4of2<HOW>(p + 6 + 4 * i);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float *)
     {
@@ -213,13 +215,13 @@ template <> struct fmt<KRN_Q5_1> {
     struct raw {
         uint32_t n[4], h, dm;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)u * 24;
-        r.dm = ld4<EARLY>(p);
-        r.h = ld4<EARLY>(p + 4);
+        r.dm = ld4<HOW>(p);
+        r.h = ld4<HOW>(p + 4);
         for (int i = 0; i < 4; i++)
-            r.n[i] = ld4<EARLY>(p + 8 + 4 * i);
+            r.n[i] = ld4<HOW>(p + 8 + 4 * i);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float b[1])
     {
@@ -249,9 +251,9 @@ static __device__ __forceinline__ int iq4(uint32_t n)
 template <> struct fmt<KRN_IQ4_NL> {
     enum { W = 32, NS = 1, ZERO = 0, MIN = 0 };
     typedef fmt<KRN_Q4_0>::raw raw;
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t k, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t k, uint32_t u, raw &r)
     {
-        fmt<KRN_Q4_0>::fetch<EARLY>(row, k, u, r);
+        fmt<KRN_Q4_0>::fetch<HOW>(row, k, u, r);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float *)
     {
@@ -267,13 +269,13 @@ template <> struct fmt<KRN_IQ4_XS> {
     struct raw {
         uint32_t n[4], dh, s;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 8) * 136;
-        r.dh = ld4<EARLY>(p);
-        r.s = ld4<EARLY>(p + 4);
+        r.dh = ld4<HOW>(p);
+        r.s = ld4<HOW>(p + 4);
         for (int i = 0; i < 4; i++)
-            r.n[i] = ld4<EARLY>(p + 8 + 16 * (u % 8) + 4 * i);
+            r.n[i] = ld4<HOW>(p + 8 + 16 * (u % 8) + 4 * i);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[8], float a[1], float *)
     {
@@ -291,13 +293,13 @@ template <> struct fmt<KRN_Q2_K> {
     struct raw {
         uint32_t v[8], s, dm;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 8) * 84;
         for (int i = 0; i < 8; i++)
-            r.v[i] = ld4<EARLY>(p + 16 + 32 * (u % 8 / 4) + 4 * i);
-        r.s = ld2<EARLY>(p + 2 * (u % 8));
-        r.dm = ld4<EARLY>(p + 80);
+            r.v[i] = ld4<HOW>(p + 16 + 32 * (u % 8 / 4) + 4 * i);
+        r.s = ld2<HOW>(p + 2 * (u % 8));
+        r.dm = ld4<HOW>(p + 80);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[8], float a[2], float b[2])
     {
@@ -316,17 +318,17 @@ template <> struct fmt<KRN_Q3_K> {
     struct raw {
         uint32_t v[8], h[8], low, high, d;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 8) * 110;
         uint32_t g = 2 * (u % 8); /* even: both groups' scales are neighbours */
         for (int i = 0; i < 8; i++) {
-            r.v[i] = ld4of2<EARLY>(p + 32 + 32 * (u % 8 / 4) + 4 * i);
-            r.h[i] = ld4of2<EARLY>(p + 4 * i);
+            r.v[i] = ld4of2<HOW>(p + 32 + 32 * (u % 8 / 4) + 4 * i);
+            r.h[i] = ld4of2<HOW>(p + 4 * i);
         }
-        r.low = ld2<EARLY>(p + 96 + g % 8);
-        r.high = ld2<EARLY>(p + 104 + g % 4);
-        r.d = ld2<EARLY>(p + 108);
+        r.low = ld2<HOW>(p + 96 + g % 8);
+        r.high = ld2<HOW>(p + 104 + g % 4);
+        r.d = ld2<HOW>(p + 108);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[8], float a[2], float *)
     {
@@ -350,9 +352,9 @@ static __device__ __forceinline__ uint32_t byte_of(uint32_t x, int i)
 }
 
 /* Byte i of a row, which begins at an even address. */
-template <bool EARLY> static __device__ __forceinline__ uint32_t ld1(const uint8_t *row, size_t i)
+template <load_how HOW> static __device__ __forceinline__ uint32_t ld1(const uint8_t *row, size_t i)
 {
-    return ld2<EARLY>(row + (i & ~(size_t)1)) >> 8 * (i & 1) & 255;
+    return ld2<HOW>(row + (i & ~(size_t)1)) >> 8 * (i & 1) & 255;
 }
 
 /* Four magnitudes, negative where bits 0 to 3 say so. */
@@ -399,12 +401,12 @@ template <> struct fmt<KRN_IQ2_XXS> { /* 66 bytes: d; per 32 four indices, a wor
     struct raw {
         uint32_t i, s, d;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 8) * 66;
-        r.d = ld2<EARLY>(p);
-        r.i = ld4of2<EARLY>(p + 2 + 8 * (u % 8));
-        r.s = ld4of2<EARLY>(p + 6 + 8 * (u % 8));
+        r.d = ld2<HOW>(p);
+        r.i = ld4of2<HOW>(p + 2 + 8 * (u % 8));
+        r.s = ld4of2<HOW>(p + 6 + 8 * (u % 8));
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float *)
     {
@@ -420,13 +422,13 @@ template <> struct fmt<KRN_IQ2_XS> { /* 74 bytes: d, 32 words of index and signs
     struct raw {
         uint32_t v[2], s, d;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 8) * 74;
-        r.d = ld2<EARLY>(p);
+        r.d = ld2<HOW>(p);
         for (int i = 0; i < 2; i++)
-            r.v[i] = ld4of2<EARLY>(p + 2 + 8 * (u % 8) + 4 * i);
-        r.s = ld1<EARLY>(p, 66 + u % 8);
+            r.v[i] = ld4of2<HOW>(p + 2 + 8 * (u % 8) + 4 * i);
+        r.s = ld1<HOW>(p, 66 + u % 8);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[2], float *)
     {
@@ -445,14 +447,14 @@ template <> struct fmt<KRN_IQ2_S> { /* 82 bytes: d, indices, signs, upper bits o
     struct raw {
         uint32_t i, signs, high, s, d;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 8) * 82;
-        r.d = ld2<EARLY>(p);
-        r.i = ld4of2<EARLY>(p + 2 + 4 * (u % 8));
-        r.signs = ld4of2<EARLY>(p + 34 + 4 * (u % 8));
-        r.high = ld1<EARLY>(p, 66 + u % 8);
-        r.s = ld1<EARLY>(p, 74 + u % 8);
+        r.d = ld2<HOW>(p);
+        r.i = ld4of2<HOW>(p + 2 + 4 * (u % 8));
+        r.signs = ld4of2<HOW>(p + 34 + 4 * (u % 8));
+        r.high = ld1<HOW>(p, 66 + u % 8);
+        r.s = ld1<HOW>(p, 74 + u % 8);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[2], float *)
     {
@@ -469,13 +471,13 @@ template <> struct fmt<KRN_IQ3_XXS> { /* 98 bytes: d, indices of four weights, w
     struct raw {
         uint32_t i[2], s, d;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 8) * 98;
-        r.d = ld2<EARLY>(p);
+        r.d = ld2<HOW>(p);
         for (int i = 0; i < 2; i++)
-            r.i[i] = ld4of2<EARLY>(p + 2 + 8 * (u % 8) + 4 * i);
-        r.s = ld4of2<EARLY>(p + 66 + 4 * (u % 8));
+            r.i[i] = ld4of2<HOW>(p + 2 + 8 * (u % 8) + 4 * i);
+        r.s = ld4of2<HOW>(p + 66 + 4 * (u % 8));
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float *)
     {
@@ -493,15 +495,15 @@ template <> struct fmt<KRN_IQ3_S> { /* 110 bytes: d, indices of four weights, th
     struct raw {
         uint32_t i[2], signs, high, s, d;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 8) * 110;
-        r.d = ld2<EARLY>(p);
+        r.d = ld2<HOW>(p);
         for (int i = 0; i < 2; i++)
-            r.i[i] = ld4of2<EARLY>(p + 2 + 8 * (u % 8) + 4 * i);
-        r.high = ld1<EARLY>(p, 66 + u % 8);
-        r.signs = ld4of2<EARLY>(p + 74 + 4 * (u % 8));
-        r.s = ld1<EARLY>(p, 106 + u % 8 / 2);
+            r.i[i] = ld4of2<HOW>(p + 2 + 8 * (u % 8) + 4 * i);
+        r.high = ld1<HOW>(p, 66 + u % 8);
+        r.signs = ld4of2<HOW>(p + 74 + 4 * (u % 8));
+        r.s = ld1<HOW>(p, 106 + u % 8 / 2);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[8], float a[1], float *)
     {
@@ -519,12 +521,12 @@ template <> struct fmt<KRN_IQ1_S> { /* 50 bytes: d, indices, words of their uppe
     struct raw {
         uint32_t i, h, d;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 8) * 50;
-        r.d = ld2<EARLY>(p);
-        r.i = ld4of2<EARLY>(p + 2 + 4 * (u % 8));
-        r.h = ld2<EARLY>(p + 34 + 2 * (u % 8));
+        r.d = ld2<HOW>(p);
+        r.i = ld4of2<HOW>(p + 2 + 4 * (u % 8));
+        r.h = ld2<HOW>(p + 34 + 2 * (u % 8));
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float *)
     {
@@ -540,13 +542,13 @@ template <> struct fmt<KRN_IQ1_M> { /* 56 bytes: indices, their upper bits with 
     struct raw {
         uint32_t i, h, s[2];
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 8) * 56;
-        r.i = ld4<EARLY>(p + 4 * (u % 8));
-        r.h = ld2<EARLY>(p + 32 + 2 * (u % 8));
+        r.i = ld4<HOW>(p + 4 * (u % 8));
+        r.h = ld2<HOW>(p + 32 + 2 * (u % 8));
         for (int i = 0; i < 2; i++)
-            r.s[i] = ld4<EARLY>(p + 48 + 4 * i);
+            r.s[i] = ld4<HOW>(p + 48 + 4 * i);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[8], float a[2], float *)
     {
@@ -565,12 +567,12 @@ template <> struct fmt<KRN_TQ1_0> { /* 54 bytes: five digits a byte, 32, then 16
     struct raw {
         uint32_t v[8], d;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 8) * 54, *from = p + (u % 8 < 5 ? 0 : 32);
         for (int i = 0; i < 8; i++)
-            r.v[i] = i < 5 || u % 8 < 5 ? ld4of2<EARLY>(from + 4 * i) : 0; /* beyond the first 32 bytes lie 16, 4 and d */
-        r.d = ld2<EARLY>(p + 52);
+            r.v[i] = i < 5 || u % 8 < 5 ? ld4of2<HOW>(from + 4 * i) : 0; /* beyond the first 32 bytes lie 16, 4 and d */
+        r.d = ld2<HOW>(p + 52);
     }
     /* Digit n of the four bytes of x, each of them its value times 256 / 243. power: 3^n. */
     static __device__ __forceinline__ int digit(uint32_t x, uint32_t power)
@@ -598,12 +600,12 @@ template <> struct fmt<KRN_TQ2_0> { /* 66 bytes: two bits a weight, d */
     struct raw {
         uint32_t v[8], d;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
         const uint8_t *p = row + (size_t)(u / 8) * 66;
         for (int i = 0; i < 8; i++)
-            r.v[i] = ld4of2<EARLY>(p + 32 * (u % 8 / 4) + 4 * i);
-        r.d = ld2<EARLY>(p + 64);
+            r.v[i] = ld4of2<HOW>(p + 32 * (u % 8 / 4) + 4 * i);
+        r.d = ld2<HOW>(p + 64);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t u, int q[8], float a[1], float *)
     {
@@ -620,10 +622,10 @@ template <> struct fmt<KRN_MXFP4> { /* plane of nibbles, plane of exponents */
         uint4 n;
         uint32_t e;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t k, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t k, uint32_t u, raw &r)
     {
-        r.n = ld16<EARLY>(row + (size_t)u * 16);
-        r.e = ld1<EARLY>(row, k / 2 + u);
+        r.n = ld16<HOW>(row + (size_t)u * 16);
+        r.e = ld1<HOW>(row, k / 2 + u);
     }
     static __device__ __forceinline__ void unpack(const raw &r, uint32_t, int q[8], float a[1], float *)
     {
@@ -649,10 +651,10 @@ struct plain_f32 {
     struct raw {
         uint4 v[2];
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
-        r.v[0] = ld16<EARLY>(row + (size_t)u * 32);
-        r.v[1] = ld16<EARLY>(row + (size_t)u * 32 + 16);
+        r.v[0] = ld16<HOW>(row + (size_t)u * 32);
+        r.v[1] = ld16<HOW>(row + (size_t)u * 32 + 16);
     }
     static __device__ __forceinline__ void values(const raw &r, uint32_t, float w[8])
     {
@@ -671,9 +673,9 @@ template <bool BF16> struct plain_16 {
     struct raw {
         uint4 v;
     };
-    template <bool EARLY = false> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
+    template <load_how HOW = LATE> static __device__ __forceinline__ void fetch(const uint8_t *row, uint32_t, uint32_t u, raw &r)
     {
-        r.v = ld16<EARLY>(row + (size_t)u * 16);
+        r.v = ld16<HOW>(row + (size_t)u * 16);
     }
     static __device__ __forceinline__ void values(const raw &r, uint32_t, float w[8])
     {

@@ -3,9 +3,13 @@
  * A block has an eighth of the latent (and of the rotated part). It carries the query into its eighth, scores all keys by it, and sends these parts of
  * the scores to the others; it weighs its eighth of all keys by the whole scores and sends that eighth of the mixture to the others; it carries the
  * mixture out into its eighth of the outputs. So little travels, twice. What does not depend on the predecessor - this block's part of the weights and
- * of all keys but a lone row's newest - is on its way before the predecessor has ended. */
+ * of all keys but a lone row's newest - is on its way before the predecessor has ended.
+ *
+ * A lone row may begin with what makes its query and its newest key: every block norms the row of q_a for itself, makes an eighth of its head's query and
+ * sends that to the others, and norms its eighth of the new key. One exchange more within the cluster instead of a launch. */
 #include "kernels/cuda/attn.cuh"
-#include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/bulk.cuh"
+#include "kernels/cuda/norm.cuh"
 
 enum { BLOCKS = 8, THREADS = 256, L = 512, R = 64, D = L + R, NEAR_KEYS = 512, NEAR_ROWS = 8, MAX_NOPE = 256, MAX_V = 32 * BLOCKS };
 enum { PART = L / BLOCKS, TURN = R / BLOCKS, SLICE = PART + TURN /* halves of a key; odd in units of 16 bytes: no bank conflicts */ };
@@ -43,16 +47,11 @@ static __device__ __forceinline__ lists lists_of(uint8_t *shared, uint32_t cap)
     return n;
 }
 
-static __device__ __forceinline__ void copy16(void *to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_at(to)), "l"(from) : "memory");
-}
-
 /* Start the copies of this block's slices of the keys, of 16 bytes each: eight of the latent, one of the rotated part. */
 static __device__ __forceinline__ void copy_slice(const lists &n, uint32_t k, uint32_t c)
 {
     const __half *from = n.at[k] + (c < PART / 8 ? blockIdx.x * PART + 8 * c : L + blockIdx.x * TURN);
-    copy16(n.key + k * SLICE + 8 * c, from);
+    copy_async<16>(n.key + k * SLICE + 8 * c, from);
 }
 
 static __device__ __forceinline__ void copy_keys(const lists &n, const struct kcu_mla &a, uint32_t row, uint32_t keys, uint32_t skip)
@@ -162,11 +161,100 @@ static __device__ __forceinline__ void send_mixture(room &s, const lists &n, uin
     send(at_block(s.mixed + i / 32 * F32_STRIDE + i % 32, block), m, at_block(&s.mixture, block));
 }
 
-static __global__ void __launch_bounds__(THREADS, 3) near_kernel(const __grid_constant__ struct kcu_mla a, uint32_t cap, uint64_t *at)
+/* What comes before, of a lone row: projection of the normed q_a, norm and rotation of the latent. */
+enum { MAX_QUERY = 2048 };
+
+struct near_query {
+    struct kcu_latent z;
+    struct kcu_mat m;
+    uint32_t lpr, at; /* where its room lies in shared memory */
+};
+
+/* Weights follow: rows of the part without rotation, then of the rotated part. */
+struct query_room {
+    uint64_t weights, nope; /* barriers */
+    float unit[MAX_QUERY / 32], unit_kv[L / 32];
+    __align__(16) float q[MAX_NOPE / BLOCKS + TURN];
+    __align__(16) uint8_t xs[MAX_QUERY / 32 * 48];
+};
+
+typedef norm_row<MAX_QUERY / 4 / THREADS, THREADS> query_norm;
+
+static __device__ __forceinline__ struct kcu_norm norm_of(const struct kcu_latent &z)
+{
+    return {z.z + z.q_col, z.q_norm, z.qr, z.q8, z.q_width, z.eps};
+}
+
+/* One thread, before the cluster arrives. */
+static __device__ __forceinline__ void bring_query(query_room &r, const near_query &p, const struct kcu_mla &a)
+{
+    const uint32_t pitch = (uint32_t)p.m.pitch, some = a.nope / BLOCKS;
+    const uint8_t *from = p.m.w + (size_t)blockIdx.y * (a.nope + R) * pitch;
+    uint8_t *to = (uint8_t *)(&r + 1);
+    inbox_init(&r.nope, a.nope * sizeof(float));
+    inbox_init(&r.weights, (some + TURN) * pitch);
+    fence_async();
+    bulk_copy(to, from + (size_t)blockIdx.x * some * pitch, some * pitch, &r.weights);
+    bulk_copy(to + some * pitch, from + (size_t)(a.nope + blockIdx.x * TURN) * pitch, TURN * pitch, &r.weights);
+}
+
+/* This block's eighth of the newest key, after unit_kv has its sums. latent: of 4 t, by the threads that there are for it; norm: its norm's weights. */
+static __device__ __forceinline__ void newest_key(const query_room &r, const near_query &p, const lists &n, uint32_t pos, float4 latent, float4 norm,
+                                                  float co, float si)
+{
+    const uint32_t t = threadIdx.x, pair = t - L / 4;
+    const float f = query_norm::norm_factor(r.unit_kv, L, p.z.eps), *pe = p.z.z + p.z.kv_col + L + blockIdx.x * TURN + 2 * pair;
+    __half *row = (__half *)n.at[pos], *key = n.key + pos * SLICE;
+    if (t / (PART / 4) == blockIdx.x) {
+        const __half2 v[2] = {__floats2half2_rn(latent.x * f * norm.x, latent.y * f * norm.y),
+                              __floats2half2_rn(latent.z * f * norm.z, latent.w * f * norm.w)};
+        *(uint2 *)(key + 4 * t % PART) = *(const uint2 *)v;
+        if (blockIdx.y == 0)
+            *(uint2 *)(row + 4 * t) = *(const uint2 *)v;
+    } else if (t >= L / 4 && pair < TURN / 2) {
+        float x = pe[0], y = pe[1];
+        rotate(&x, &y, co, si);
+        const __half2 v = __floats2half2_rn(x, y);
+        *(__half2 *)(key + PART + 2 * pair) = v;
+        if (blockIdx.y == 0)
+            *(__half2 *)(row + L + blockIdx.x * TURN + 2 * pair) = v;
+    }
+}
+
+/* This block's eighth of the head's query: unrotated to r.q; what is not to be rotated also to every block's s.nope. */
+static __device__ __forceinline__ void make_query(room &s, query_room &r, const near_query &p, const struct kcu_mla &a)
+{
+    typedef fmt<KRN_Q8_0> F;
+    const uint32_t t = threadIdx.x, some = a.nope / BLOCKS, rows = some + TURN, groups = THREADS / p.lpr, sub = t % p.lpr;
+    const uint8_t *w = (const uint8_t *)(&r + 1);
+    receive(&r.weights);
+    for (uint32_t base = 0; base < rows; base += groups) {
+        const uint32_t i = base + t / p.lpr;
+        float acc = 0;
+        for (uint32_t u = sub; i < rows && u < p.m.k / F::W; u += p.lpr)
+            acc = unit_shared<F>(w + i * p.m.pitch, p.m.k, u, r.xs, acc);
+        acc = warp_sum(acc, p.lpr);
+        if (sub == 0 && i < rows)
+            r.q[i] = acc;
+    }
+    __syncthreads();
+    cluster_wait();
+    if (t < some / 4 * BLOCKS) {
+        const uint32_t quad = t / BLOCKS, block = t % BLOCKS, i = blockIdx.x * some + 4 * quad;
+        send(at_block(s.nope + i / 32 * F32_STRIDE + i % 32, block), *(const float4 *)(r.q + 4 * quad), at_block(&r.nope, block));
+    }
+    if (t < some)
+        a.q[(size_t)blockIdx.y * (a.nope + R) + blockIdx.x * some + t] = r.q[t];
+}
+
+template <bool QUERY>
+static __global__ void __launch_bounds__(THREADS, QUERY ? 2 : 3)
+    near_kernel(const __grid_constant__ struct kcu_mla a, const __grid_constant__ near_query p, uint32_t cap, uint64_t *at)
 {
     typedef fmt<KRN_Q8_0> F;
     extern __shared__ __align__(16) uint8_t shared[];
     room &s = *(room *)shared;
+    query_room &r = *(query_room *)(shared + p.at);
     const lists n = lists_of(shared, cap);
     const uint32_t self = blockIdx.x, h = blockIdx.y, row = blockIdx.z, t = threadIdx.x, sub = t % 8, line = t / 8;
     pdl_release();
@@ -174,17 +262,19 @@ static __global__ void __launch_bounds__(THREADS, 3) near_kernel(const __grid_co
 #pragma unroll
     for (int i = 0; i < 2; i++)
         if (sub < a.nope / 32)
-            F::fetch<true>(a.k_b.w + h * a.k_b.mat_pitch + (size_t)(self * PART + 2 * line + i) * a.k_b.pitch, a.nope, sub, kb[i]);
+            F::fetch<EARLY>(a.k_b.w + h * a.k_b.mat_pitch + (size_t)(self * PART + 2 * line + i) * a.k_b.pitch, a.nope, sub, kb[i]);
     const uint32_t out = self * 32 + line;
     const bool carries = out < a.v; /* the whole block or none */
 #pragma unroll
     for (int i = 0; i < 2; i++)
         if (carries)
-            F::fetch<true>(a.v_b.w + h * a.v_b.mat_pitch + (size_t)out * a.v_b.pitch, L, sub + 8 * i, vb[i]);
+            F::fetch<EARLY>(a.v_b.w + h * a.v_b.mat_pitch + (size_t)out * a.v_b.pitch, L, sub + 8 * i, vb[i]);
     const uint32_t pos = (uint32_t)a.b.pos[row], keys = pos + 1;
     if (t == 0) {
         inbox_init(&s.scores, BLOCKS * ((keys + 31) / 32 * 32) * sizeof(float));
         inbox_init(&s.mixture, L * sizeof(float));
+        if (QUERY)
+            bring_query(r, p, a);
     }
     cluster_arrive();
     const bool alone = a.b.n == 1;
@@ -194,19 +284,44 @@ static __global__ void __launch_bounds__(THREADS, 3) near_kernel(const __grid_co
         co = a.rope.cos[(size_t)pos * (R / 2) + pair];
         si = a.rope.sin[(size_t)pos * (R / 2) + pair];
     }
+    query_norm norm;
+    float4 latent = make_float4(0, 0, 0, 0), latent_norm = latent;
+    float key_co = 1, key_si = 0;
+    if (QUERY) {
+        norm.start(norm_of(p.z));
+        if (t < L / 4) {
+            latent_norm = ld16f((const float4 *)p.z.kv_norm + t);
+        } else if (t < L / 4 + TURN / 2) {
+            key_co = p.z.rope.cos[(size_t)pos * (R / 2) + pair - L / 4];
+            key_si = p.z.rope.sin[(size_t)pos * (R / 2) + pair - L / 4];
+        }
+    }
     if (alone)
         copy_keys(n, a, row, keys, pos);
     pdl_wait();
     stamp(at);
-    if (!alone)
+    if (QUERY) {
+        if (t < L / 4)
+            latent = *((const float4 *)(p.z.z + p.z.kv_col) + t);
+        float sq = square_of(latent);
+        for (int o = 1; o < 8; o *= 2)
+            sq += __shfl_xor_sync(0xffffffffu, sq, o);
+        if (t % 8 == 0 && t < L / 4)
+            r.unit_kv[t / 8] = sq;
+        norm.template stage<F>(norm_of(p.z), norm.factor(norm_of(p.z), r.unit), r.xs, h == 0 && self == 0);
+        newest_key(r, p, n, pos, latent, latent_norm, key_co, key_si);
+        __syncthreads();
+        make_query(s, r, p, a);
+    } else if (!alone)
         copy_keys(n, a, row, keys, UINT32_MAX);
     else if (t < SLICE / 8)
         copy_slice(n, pos, t);
     float *q = a.q + row * a.q_pitch + (size_t)h * (a.nope + R), *pe = q + a.nope + 2 * pair;
-    if (t < a.nope)
+    if (!QUERY && t < a.nope)
         s.nope[t / 32 * F32_STRIDE + t % 32] = q[t];
     if (t < TURN / 2) {
-        float x = pe[0], y = pe[1];
+        const float *from = QUERY ? r.q + a.nope / BLOCKS + 2 * t : pe;
+        float x = from[0], y = from[1];
         if (a.rotate) {
             rotate(&x, &y, co, si);
             pe[0] = x, pe[1] = y; /* in place; nobody else reads this pair */
@@ -215,15 +330,18 @@ static __global__ void __launch_bounds__(THREADS, 3) near_kernel(const __grid_co
         s.q[PART + 2 * t + 1] = y * a.scale;
     }
     __syncthreads();
+    if (QUERY)
+        receive(&r.nope);
     float absorbed[2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
         absorbed[i] = warp_sum(sub < a.nope / 32 ? unit_values<KRN_Q8_0>(kb[i], sub, s.nope, 0.0f) : 0.0f, 8) * a.scale;
     if (sub == 0)
         *(float2 *)(s.q + 2 * line) = make_float2(absorbed[0], absorbed[1]);
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    copies_wait_all();
     __syncthreads();
-    cluster_wait();
+    if (!QUERY)
+        cluster_wait();
     send_scores(s, n, keys);
     receive(&s.scores);
     const float sum = weigh(s, n, keys);
@@ -255,8 +373,39 @@ bool mla_near_takes(const struct kcu_mla *a)
 cudaError_t mla_near(const struct kcu_launch *l, const struct kcu_mla *a)
 {
     const uint32_t cap = (a->b.max_keys + 31) / 32 * 32;
-    cudaError_t e = cudaFuncSetAttribute(near_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes_for(NEAR_KEYS));
+    const near_query none = {};
+    cudaError_t e = cudaFuncSetAttribute(near_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes_for(NEAR_KEYS));
     if (e != cudaSuccess)
         return e;
-    return launch(l, near_kernel, dim3(BLOCKS, a->heads, a->b.n), dim3(THREADS), bytes_for(cap), BLOCKS, *a, cap, l->stamp);
+    return launch(l, near_kernel<false>, dim3(BLOCKS, a->heads, a->b.n), dim3(THREADS), bytes_for(cap), BLOCKS, *a, none, cap, l->stamp);
+}
+
+/* More weights than these in a block are faster in a launch of their own, spread over all multiprocessors. */
+enum { MAX_QUERY_BYTES = 40 * 1024 };
+
+static size_t query_at(uint32_t cap)
+{
+    return (bytes_for(cap) + 15) / 16 * 16;
+}
+
+static size_t query_bytes(const struct kcu_mla *a, const struct kcu_mat *q_b)
+{
+    return sizeof(query_room) + (a->nope / BLOCKS + TURN) * q_b->pitch;
+}
+
+extern "C" bool kcu_mla_query_takes(const struct kcu_mla *a, const struct kcu_latent *z, const struct kcu_mat *q_b)
+{
+    return a->b.n == 1 && a->heads > 0 && a->rotate && !kcu_mla_on_cores(a) && mla_near_takes(a) && kcu_latent_linear_takes(z, q_b) &&
+           q_b->rows == a->heads * (a->nope + R) && z->q_width <= MAX_QUERY && z->l == L && z->r == R && z->kv_col % 4 == 0 && z->q_col % 4 == 0 &&
+           query_bytes(a, q_b) <= MAX_QUERY_BYTES;
+}
+
+extern "C" cudaError_t kcu_mla_query(const struct kcu_launch *l, const struct kcu_mla *a, const struct kcu_latent *z, const struct kcu_mat *q_b)
+{
+    const uint32_t cap = (a->b.max_keys + 31) / 32 * 32;
+    const near_query p = {*z, *q_b, lanes_for(q_b->type, q_b->k, true), (uint32_t)query_at(cap)};
+    cudaError_t e = cudaFuncSetAttribute(near_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(query_at(NEAR_KEYS) + query_bytes(a, q_b)));
+    if (e != cudaSuccess)
+        return e;
+    return launch(l, near_kernel<true>, dim3(BLOCKS, a->heads), dim3(THREADS), query_at(cap) + query_bytes(a, q_b), BLOCKS, *a, p, cap, l->stamp);
 }

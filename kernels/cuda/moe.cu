@@ -1,5 +1,6 @@
 /* Gated projections of experts for few rows: only the chosen experts are read, the shared expert rides along. */
 #include "kernels/cuda/dot.cuh"
+#include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/router.cuh"
 
 enum { ROWS = 32 }; /* outputs per block: one int8 block of the activation */
@@ -243,6 +244,8 @@ extern "C" cudaError_t kcu_gated(const struct kcu_launch *l, const struct kcu_ga
 {
     gated_two t = {};
     uint32_t rows = 0, pairs = 0, busy = 0;
+    if (there(experts) && experts->q8 == NULL && (!there(shared) || shared->q8 == NULL) && kcu_gated_leaves_int8(experts, shared, choose))
+        return experts_gated(l, experts, shared, choose);
     if (there(experts)) {
         t.experts = *experts;
         pairs = experts->n * experts->n_used;

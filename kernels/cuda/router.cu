@@ -53,9 +53,9 @@ static __global__ void __launch_bounds__(THREADS) logits_kernel(const __grid_con
         if (u >= units)
             continue;
         if (!writer)
-            plain_f32::fetch<true>(a.gate.w + (size_t)e * a.gate.pitch, 0, u, g[i]);
+            plain_f32::fetch<EARLY>(a.gate.w + (size_t)e * a.gate.pitch, 0, u, g[i]);
         if (NORM)
-            plain_f32::fetch<true>((const uint8_t *)a.pre.w, 0, u, w[i]);
+            plain_f32::fetch<EARLY>((const uint8_t *)a.pre.w, 0, u, w[i]);
     }
     pdl_wait();
     stamp(at);

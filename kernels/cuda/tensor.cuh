@@ -29,6 +29,12 @@ template <int N> static __device__ __forceinline__ void copies_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+/* Until all copies of the calling thread have come. */
+static __device__ __forceinline__ void copies_wait_all()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 /* Four matrices of 8 x 16 bytes; every lane gives the address of a row. */
 static __device__ __forceinline__ void ldmatrix4(uint32_t r[4], const void *p)
 {

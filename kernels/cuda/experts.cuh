@@ -1,0 +1,11 @@
+/* A lone row's experts where a GPU has a small slice of each, as one of many ranks: between moe.cu, down.cu and experts.cu. */
+#ifndef RANKSCOPE_KERNELS_CUDA_EXPERTS_CUH
+#define RANKSCOPE_KERNELS_CUDA_EXPERTS_CUH
+
+#include "kernels/cuda/cuda.h"
+
+cudaError_t experts_gated(const struct kcu_launch *l, const struct kcu_gated *experts, const struct kcu_gated *shared,
+                          const struct kcu_route *choose);
+cudaError_t experts_down(const struct kcu_launch *l, const struct kcu_down *a);
+
+#endif
