@@ -219,8 +219,10 @@ static void check_slices(struct check *t, uint32_t up_type, uint32_t down_type, 
                                  .shared_act = {.x = sh[i].act, .pitch = ff, .q8 = sh[i].q8, .q8_pitch = q8}};
     }
     d[1].choose = &r;
-    if (!kcu_gated_leaves_int8(&g[1], &sh[1], &r) || !kcu_down_makes_int8(&d[1]))
-        return; /* an older device */
+    if (!kcu_gated_leaves_int8(&g[1], &sh[1], &r) || !kcu_down_makes_int8(&d[1])) {
+        release(t); /* an older device */
+        return;
+    }
     d[1].makes_int8 = true;
     if (!good(t, kcu_logits(&t->l, &r), "router") || !good(t, kcu_gated(&t->l, &g[1], &sh[1], &r), "slices") ||
         !good(t, kcu_down(&t->l, &d[1]), "slices down") || !good(t, kcu_gated(&t->l, &g[0], &sh[0], NULL), "gated") ||
