@@ -343,7 +343,7 @@ static void begin(struct cuda_walk *w, struct cuda_gpu *g, const struct backend_
                             .rows = rows,
                             .keys = keys,
                             .n_logits = cuda_lists_logits(g->c, s),
-                            .l = {.stream = g->stream},
+                            .l = {.stream = g->stream, .fixed = !s->fast},
                             .fuse = g->c->cfg.fuse,
                             .err = err};
     g->n_launched = g->n_kernels = 0;

@@ -85,7 +85,7 @@ enum rs_result cuda_op_slots(struct cuda_walk *w, struct cuda_rank *r)
         return rc;
     cuda_op_note(w, r, op, many, a.in.q8 != NULL);
     if (many)
-        return cuda_op_after(w, kcu_gemm(&w->l, &a), 2);
+        return cuda_op_after(w, kcu_gemm(&w->l, &a), kcu_gemm_kernels(&w->l, &a));
     if (!is_apart(w->ch)) {
         CUDA_OP_RUN(kcu_linear(&w->l, &a));
         return RS_OK;

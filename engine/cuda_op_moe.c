@@ -62,12 +62,12 @@ static enum rs_result run_many(struct cuda_walk *w, struct cuda_rank *r, const s
                            .y_pitch = a->gu_pitch};
     enum rs_result rc;
     if (a->ids == NULL) {
-        rc = cuda_op_after(w, kcu_gemm(&w->l, &l), 2);
+        rc = cuda_op_after(w, kcu_gemm(&w->l, &l), kcu_gemm_kernels(&w->l, &l));
     } else {
+        const struct kcu_grouped g = {.n_mats = 2, .m = {l.m[0], l.m[1]}, .col = {l.col[0], l.col[1]}, .in = a->in, .n = a->n, .n_used = a->n_used,
+                                      .plan = r->plan, .y = a->gu, .y_pitch = a->gu_pitch};
         CUDA_OP_RUN(kcu_group(&w->l, a->ids, a->ids_pitch, a->n, a->n_used, a->expert0, a->gate.n_mats, r->plan));
-        for (int i = 0; i < 2; i++)
-            CUDA_OP_RUN(kcu_gemm_grouped(&w->l, &l.m[i], &a->in, false, a->n, a->n_used, r->plan, a->gu + l.col[i], a->gu_pitch));
-        rc = RS_OK;
+        rc = cuda_op_after(w, kcu_gemm_grouped(&w->l, &g), kcu_gemm_grouped_kernels(&w->l, &g));
     }
     if (rc != RS_OK)
         return rc;
@@ -179,7 +179,9 @@ enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
     if (rc == RS_OK && many) {
         if (!gated_many(w, r, &w->prog->ops[op->index - 2])) /* else it has left the plan */
             CUDA_OP_RUN(kcu_group(&w->l, a.ids, a.ids_pitch, a.n, n_used, a.expert0, m->n_mats, r->plan));
-        CUDA_OP_RUN(kcu_gemm_grouped(&w->l, m, &a.act, true, a.n, n_used, r->plan, w->g->pairs, a.width));
+        const struct kcu_grouped g = {.n_mats = 1, .m = {*m}, .in = a.act, .per_pair = true, .n = a.n, .n_used = n_used, .plan = r->plan,
+                                      .y = w->g->pairs, .y_pitch = a.width};
+        CUDA_OP_RUN(kcu_gemm_grouped(&w->l, &g));
         CUDA_OP_RUN(kcu_combine(&w->l, w->g->pairs, a.width, &a));
         return RS_OK;
     }

@@ -12,8 +12,8 @@ static struct kcu_rows_in halved(struct check *t, const float *x, uint32_t n, ui
     return in;
 }
 
-/* Products of n rows, among them very small and very large ones, and the same bits for rows on their own and in other company. */
-static void check_gemm(struct check *t, uint32_t type, uint32_t n, uint32_t rows, uint32_t k)
+/* Products of n rows, among them very small and very large ones, and, where that must hold, the same bits for rows on their own and in other company. */
+static void check_gemm(struct check *t, uint32_t type, uint32_t n, uint32_t rows, uint32_t k, bool fixed)
 {
     struct made a = matrix(t, type, rows, k, 1), b = matrix(t, KRN_Q8_0, 40, k, 1);
     const uint32_t width = rows + 40, pieces[] = {1, 15, 33, 140};
@@ -28,6 +28,7 @@ static void check_gemm(struct check *t, uint32_t type, uint32_t n, uint32_t rows
                            .n = n,
                            .y_pitch = width,
                            .y = device(t, NULL, bytes)};
+    t->l.fixed = fixed;
     if (t->rc != RS_OK || !good(t, kcu_gemm(&t->l, &l), "gemm"))
         return;
     const float *got = fetch(t, l.y, bytes);
@@ -38,7 +39,11 @@ static void check_gemm(struct check *t, uint32_t type, uint32_t n, uint32_t rows
         const double d = distance(got + (size_t)i * width, want, width);
         far = d <= far ? far : d; /* NaN stays */
     }
-    result(t, far, 1e-3, "gemm %s %u x %u, worst of %u rows", krn_type_info(type)->name, rows, k, n);
+    result(t, far, 1e-3, "gemm %s %u x %u, worst of %u rows%s", krn_type_info(type)->name, rows, k, n, fixed ? ", fixed" : "");
+    if (!fixed) {
+        release(t);
+        return;
+    }
     struct kcu_linear piece = l;
     piece.y = device(t, NULL, bytes);
     for (uint32_t i = 0, p = 0; i < n; i += piece.n, p++) {
@@ -87,11 +92,12 @@ static const float *run_moe(struct check *t, const struct moe *m, uint32_t row, 
                          .y = device(t, NULL, (size_t)n * OUT * 4),
                          .y_pitch = OUT,
                          .width = OUT};
+    const struct kcu_grouped first = {.n_mats = 2, .m = {m->gate.m, m->up.m}, .col = {0, FF}, .in = in, .n = n, .n_used = USED, .plan = plan, .y = gu, .y_pitch = 2 * FF},
+                             last = {.n_mats = 1, .m = {m->down.m}, .in = down, .per_pair = true, .n = n, .n_used = USED, .plan = plan, .y = part, .y_pitch = OUT};
     if (t->rc != RS_OK || !good(t, kcu_group(&t->l, ids, 2 * USED, n, USED, FIRST, EXPERTS, plan), "group") ||
-        !good(t, kcu_gemm_grouped(&t->l, &m->gate.m, &in, false, n, USED, plan, gu, 2 * FF), "gate") ||
-        !good(t, kcu_gemm_grouped(&t->l, &m->up.m, &in, false, n, USED, plan, gu + FF, 2 * FF), "up") ||
+        !good(t, kcu_gemm_grouped(&t->l, &first), "gate and up") ||
         !good(t, kcu_act(&t->l, gu, 2 * FF, FF, pairs, a, FF, half, FF, scale), "act") ||
-        !good(t, kcu_gemm_grouped(&t->l, &m->down.m, &down, true, n, USED, plan, part, OUT), "down") ||
+        !good(t, kcu_gemm_grouped(&t->l, &last), "down") ||
         !good(t, kcu_combine(&t->l, part, OUT, &d), "combine"))
         return NULL;
     *act = fetch(t, a, (size_t)pairs * FF * 4);
@@ -115,7 +121,7 @@ static void want_down(const struct moe *m, const float *act, uint32_t row, doubl
 }
 
 /* skew: most rows want the same experts. */
-static void check_grouped(struct check *t, uint32_t gate_type, uint32_t down_type, uint32_t n, bool skew)
+static void check_grouped(struct check *t, uint32_t gate_type, uint32_t down_type, uint32_t n, bool skew, bool fixed)
 {
     struct moe m = {.gate = matrix(t, gate_type, FF, K, EXPERTS),
                     .up = matrix(t, KRN_Q4_K, FF, K, EXPERTS),
@@ -130,6 +136,7 @@ static void check_grouped(struct check *t, uint32_t gate_type, uint32_t down_typ
         }
     m.in.x = device(t, m.x, (size_t)n * K * 4);
     m.ids = device(t, m.choice, (size_t)n * 2 * USED * 4);
+    t->l.fixed = fixed;
     const float *act = NULL, *one = NULL, *y = run_moe(t, &m, 0, n, &act), *alone = run_moe(t, &m, n - 1, 1, &one);
     if (y == NULL || alone == NULL)
         return;
@@ -145,14 +152,16 @@ static void check_grouped(struct check *t, uint32_t gate_type, uint32_t down_typ
             mine[k] = act[(size_t)p * FF + r];
         }
     }
-    result(t, distance(mine, want, k), 1e-3, "grouped gate and up %s, %u rows%s", krn_type_info(gate_type)->name, n, skew ? ", skewed" : "");
+    result(t, distance(mine, want, k), 1e-3, "grouped gate and up %s, %u rows%s%s", krn_type_info(gate_type)->name, n, skew ? ", skewed" : "",
+           fixed ? ", fixed" : "");
     for (uint32_t i = 0; i < n; i++)
         want_down(&m, act, i, want + (size_t)i * OUT);
-    result(t, distance(y, want, (size_t)n * OUT), 1e-3, "grouped down %s, %u rows%s", krn_type_info(down_type)->name, n,
-           skew ? ", skewed" : "");
+    result(t, distance(y, want, (size_t)n * OUT), 1e-3, "grouped down %s, %u rows%s%s", krn_type_info(down_type)->name, n,
+           skew ? ", skewed" : "", fixed ? ", fixed" : "");
     for (uint32_t r = 0; r < OUT; r++)
         wrong += memcmp(alone + r, y + (size_t)(n - 1) * OUT + r, 4) != 0;
-    result(t, wrong, 0, "experts: a row alone has the same bits, of %u", n);
+    if (fixed)
+        result(t, wrong, 0, "experts: a row alone has the same bits, of %u", n);
     release(t);
 }
 
@@ -436,17 +445,34 @@ static void check_sparse(struct check *t, uint32_t heads, uint32_t top_k, uint32
     release(t);
 }
 
-void cuda_selftest_many(struct check *t)
+/* With and without a say on how a row is computed. */
+static void check_products(struct check *t, bool fixed)
 {
     const uint32_t types[] = {KRN_Q8_0, KRN_Q4_K, KRN_Q5_K, KRN_Q6_K};
     for (int i = 0; i < 4; i++)
         for (uint32_t n = 5; n < 400 && t->rc == RS_OK; n = n * 3 + 2) /* 5, 17, 53, 161 */
             if (!t->small || n == 17)
-                check_gemm(t, types[i], n, t->small ? 40 : 300, t->small ? 256 : 768);
-    check_grouped(t, KRN_Q4_K, KRN_Q5_K, 9, false);
+                check_gemm(t, types[i], n, t->small ? 40 : 300, t->small ? 256 : 768, fixed);
+    check_grouped(t, KRN_Q4_K, KRN_Q5_K, 9, false, fixed);
     if (t->small) {
-        check_gemm(t, KRN_Q8_0, 140, 40, 192);
-        check_grouped(t, KRN_Q5_K, KRN_Q6_K, 30, true);
+        check_gemm(t, KRN_Q8_0, 140, 40, 192, fixed);
+        check_grouped(t, KRN_Q5_K, KRN_Q6_K, 30, true, fixed);
+        return;
+    }
+    check_gemm(t, KRN_Q8_0, 300, 130, 192, fixed);
+    check_gemm(t, KRN_Q4_K, 20, 17000, 256, fixed);
+    check_gemm(t, KRN_Q8_0, 200, 17000, 256, fixed);
+    check_grouped(t, KRN_Q4_K, KRN_Q8_0, 50, false, fixed);
+    check_grouped(t, KRN_Q5_K, KRN_Q6_K, 60, true, fixed);
+    check_grouped(t, KRN_Q8_0, KRN_Q8_0, 300, false, fixed);
+    check_grouped(t, KRN_Q6_K, KRN_Q4_K, 400, true, fixed);
+}
+
+void cuda_selftest_many(struct check *t)
+{
+    check_products(t, true);
+    check_products(t, false);
+    if (t->small) {
         check_route_many(t, 20, 64, 4, 1, true);
         check_mixed(t, 5, 64, 20, 0, 60, FAST);
         check_mixed(t, 20, 64, 10, 9, 60, FAST);
@@ -456,10 +482,6 @@ void cuda_selftest_many(struct check *t)
         check_sparse(t, 3, 20, 9, EXPANDED);
         return;
     }
-    check_gemm(t, KRN_Q8_0, 300, 130, 192);
-    check_grouped(t, KRN_Q5_K, KRN_Q6_K, 60, true);
-    check_grouped(t, KRN_Q8_0, KRN_Q8_0, 300, false);
-    check_grouped(t, KRN_Q6_K, KRN_Q4_K, 400, true);
     check_route_many(t, 70, 64, 4, 1, true);
     check_route_many(t, 600, 96, 8, 8, true);
     check_route_many(t, 33, 300, 6, 1, false);

@@ -51,6 +51,7 @@ CUDA_SOURCES = \
 	kernels/cuda/experts.cu \
 	kernels/cuda/flash.cu \
 	kernels/cuda/gemm.cu \
+	kernels/cuda/gemm_async.cu \
 	kernels/cuda/halve.cu \
 	kernels/cuda/heads.cu \
 	kernels/cuda/index.cu \
@@ -80,7 +81,8 @@ EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/reduce.cuh \
 	kernels/cuda/router.cuh \
 	kernels/cuda/steps.cuh \
-	kernels/cuda/tensor.cuh
+	kernels/cuda/tensor.cuh \
+	kernels/cuda/wgmma.cuh
 if HAVE_CUDA
 libkernels_a_LIBADD += $(CUDA_SOURCES:.cu=.o)
 endif

@@ -1,10 +1,12 @@
-/* Speed of the CUDA backend on models without files: cuda_bench NAME LAYERS RANKS GPUS ONLY_RANK [unfused] [nopdl] [f32] [nccl] [bf16] [ops] [prefill] [batch=N] [pos=N] [invariant] */
+/* Speed of the CUDA backend on models without files: cuda_bench NAME LAYERS RANKS GPUS ONLY_RANK [unfused] [nopdl] [f32] [nccl] [bf16] [ops] [prefill] [batch=N] [pos=N] [steps=N] [invariant] */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "tests/cuda_rig.h"
+
+enum { MAX_STEPS = 200 };
 
 static double now_ms(void)
 {
@@ -23,7 +25,7 @@ static int by_size(const void *a, const void *b)
 static enum rs_result decode(struct rig *r, uint32_t seqs, uint32_t pos, bool graph, uint32_t n, double out[3], struct rs_error *err)
 {
     int32_t ids[RIG_SEQS];
-    double ms[200];
+    double ms[MAX_STEPS];
     for (uint32_t i = 0; i < RIG_SEQS; i++)
         ids[i] = (int32_t)(i * 37 + 11);
     for (uint32_t i = 0; i < n + 5; i++) {
@@ -92,7 +94,7 @@ int main(int argc, char **argv)
                            .max_keys = 1024,
                            .cache = KRN_CACHE_F16};
     bool ops = false, prefill = false;
-    uint32_t batch = 1, pos = 100;
+    uint32_t batch = 1, pos = 100, steps = 100;
     for (int i = 6; i < argc; i++) {
         c.unfused |= strcmp(argv[i], "unfused") == 0;
         c.no_pdl |= strcmp(argv[i], "nopdl") == 0;
@@ -103,12 +105,16 @@ int main(int argc, char **argv)
         prefill |= strcmp(argv[i], "prefill") == 0;
         if (strncmp(argv[i], "batch=", 6) == 0)
             batch = (uint32_t)atoi(argv[i] + 6);
+        if (strncmp(argv[i], "steps=", 6) == 0)
+            steps = (uint32_t)atoi(argv[i] + 6);
         if (strncmp(argv[i], "pos=", 4) == 0)
             pos = (uint32_t)atoi(argv[i] + 4);
         c.invariant |= strcmp(argv[i], "invariant") == 0;
     }
     if (batch < 1 || batch > RIG_SEQS)
         batch = 1;
+    if (steps < 1 || steps > MAX_STEPS)
+        steps = MAX_STEPS;
     c.seqs = batch;
     if (batch > c.max_rows)
         c.max_rows = batch;
@@ -130,7 +136,7 @@ int main(int argc, char **argv)
     printf("  open %.1f s, weights %.2f GB, cache %.2f GB, buffers %.2f GB on a rank\n", (now_ms() - t0) / 1e3, (double)weights / 1e9,
            (double)cache / 1e9, (double)buffers / 1e9);
     for (int graph = 1; graph >= 0; graph--) {
-        if (decode(&r, batch, pos, graph != 0, 100, ms, &err) != RS_OK) {
+        if (decode(&r, batch, pos, graph != 0, steps, ms, &err) != RS_OK) {
             printf("  failed: %s\n", err.msg);
             break;
         }

@@ -40,6 +40,15 @@ static __device__ __forceinline__ void cluster_wait()
 #endif
 }
 
+/* All threads of all blocks: what they wrote to shared memory is there for the others. */
+static __device__ __forceinline__ void cluster_meet()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
 /* Where this block's p lies in another block. */
 static __device__ __forceinline__ uint32_t at_block(const void *p, uint32_t block)
 {
@@ -48,6 +57,16 @@ static __device__ __forceinline__ uint32_t at_block(const void *p, uint32_t bloc
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_at(p)), "r"(block));
 #endif
     return at;
+}
+
+/* What lies there. */
+static __device__ __forceinline__ float fetch_from(uint32_t at)
+{
+    float v = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+#endif
+    return v;
 }
 
 static __device__ __forceinline__ void send(uint32_t to, float v, uint32_t barrier)

@@ -260,6 +260,15 @@ static inline uint32_t multiprocessors()
     return (uint32_t)n;
 }
 
+/* Decisions about a number of rows follow powers of two, as the buckets of captured steps do: a step eager and in a graph takes the same kernels. */
+static inline uint32_t power_above(uint32_t n)
+{
+    uint32_t p = 1;
+    while (p < n)
+        p *= 2;
+    return p;
+}
+
 /* Launch with the attributes that kcu_launch asks for. cluster 0: none. */
 template <class K, class... A>
 static cudaError_t launch(const kcu_launch *l, K kernel, dim3 grid, dim3 block, size_t smem, unsigned cluster, A... args)

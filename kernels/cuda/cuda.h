@@ -27,6 +27,7 @@ struct kcu_launch {
     cudaStream_t stream;
     bool pdl;        /* programmatic dependent launch */
     uint64_t *stamp; /* where the kernel's first thread notes the GPU's clock (ns), or NULL; host memory mapped for the device is fine */
+    bool fixed;      /* a row's result must not depend on the number of rows */
 };
 
 /* ---- weights ---- */
@@ -103,21 +104,33 @@ cudaError_t kcu_linear(const struct kcu_launch *l, const struct kcu_linear *a);
 /* Zeros: an empty part of a partial sum. */
 cudaError_t kcu_zero(const struct kcu_launch *l, float *y, size_t pitch, uint32_t width, uint32_t n);
 
-/* The same on tensor cores, for many rows. Needs activations as f16 and matrices that kcu_gemm_takes(). One launch per matrix. */
+/* The same on tensor cores, for many rows. Needs activations as f16 and matrices that kcu_gemm_takes(). One launch, or one per matrix: see kernels. */
 bool kcu_gemm_takes(const struct kcu_mat *m);
+uint32_t kcu_gemm_kernels(const struct kcu_launch *l, const struct kcu_linear *a);
 cudaError_t kcu_gemm(const struct kcu_launch *l, const struct kcu_linear *a);
 
 /* n rows of `width` values (a multiple of 16) as f16: value = h * scale[row], in the order that kcu_gemm() takes. */
 cudaError_t kcu_halve(const struct kcu_launch *l, const float *x, size_t pitch, uint32_t width, uint32_t n, uint16_t *h, size_t h_pitch, float *scale);
 
 /* Experts for many rows. kcu_group() sorts the pairs (row, slot) by expert into plan (kcu_group_words() words); kcu_gemm_grouped() multiplies every
- * pair's activations (of its row, or its own: per_pair) by its expert and writes y[pair]; kcu_act() is the activation y = silu(gu) * gu[half..] of n rows
+ * pair's activations (of its row, or its own: per_pair) by its expert of one or two weights and writes y[pair]; kcu_act() is the activation y = silu(gu) * gu[half..] of n rows
  * with its f16 form; kcu_combine() adds a row's experts (down.down, y, ids, weights and width of d are used). */
 size_t kcu_group_words(uint32_t n, uint32_t n_used, uint32_t n_experts);
 cudaError_t kcu_group(const struct kcu_launch *l, const int32_t *ids, size_t ids_pitch, uint32_t n, uint32_t n_used, uint32_t expert0,
                       uint32_t n_experts, int32_t *plan);
-cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct kcu_mat *m, const struct kcu_rows_in *in, bool per_pair, uint32_t n,
-                             uint32_t n_used, int32_t *plan, float *y, size_t y_pitch);
+struct kcu_grouped {
+    uint32_t n_mats; /* with as many experts each */
+    struct kcu_mat m[2];
+    uint32_t col[2];
+    struct kcu_rows_in in;
+    bool per_pair;
+    uint32_t n, n_used;
+    int32_t *plan;
+    float *y;
+    size_t y_pitch;
+};
+uint32_t kcu_gemm_grouped_kernels(const struct kcu_launch *l, const struct kcu_grouped *a);
+cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct kcu_grouped *a);
 cudaError_t kcu_act(const struct kcu_launch *l, const float *gu, size_t gu_pitch, uint32_t half, uint32_t n, float *y, size_t y_pitch,
                     uint16_t *h, size_t h_pitch, float *scale);
 struct kcu_down;

@@ -250,24 +250,52 @@ extern "C" bool kcu_gemm_takes(const struct kcu_mat *m)
            (m->type == KRN_Q8_0 || m->type == KRN_Q4_K || m->type == KRN_Q5_K || m->type == KRN_Q6_K);
 }
 
+/* May both weights go in one launch? */
+static bool together(const struct kcu_linear *a)
+{
+    return a->n_mats == 2 && gemm_async_takes(a->n, &a->m[0]) && a->m[0].w != NULL && a->m[1].w != NULL && a->m[0].type == a->m[1].type && a->m[0].k == a->m[1].k;
+}
+
+extern "C" uint32_t kcu_gemm_kernels(const struct kcu_launch *l, const struct kcu_linear *a)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < a->n_mats; i++)
+        n += a->m[i].w != NULL;
+    return n == 2 && !l->fixed && together(a) && gemm_async_here() ? 1 : n;
+}
+
 extern "C" cudaError_t kcu_gemm(const struct kcu_launch *l, const struct kcu_linear *a)
 {
+    const bool here = !l->fixed && gemm_async_here();
     struct kcu_launch next = *l;
     for (uint32_t i = 0; i < a->n_mats && a->n != 0; i++) {
         if (a->m[i].w == NULL)
             continue;
-        enum gemm_shape how;
-        const uint32_t per = rows_per_block(a->n, &a->m[i], &how);
-        const gemm g = {.m = a->m[i],
-                        .h = (const __half *)a->in.h,
-                        .h_pitch = a->in.h_pitch,
-                        .h_scale = a->in.h_scale,
-                        .y = a->y + a->col[i],
-                        .y_pitch = a->y_pitch,
-                        .n = a->n,
-                        .accumulate = a->accumulate};
-        cudaError_t e = gemm_run(&next, &g, how, per, (a->n + per - 1) / per);
-        if (e != cudaSuccess)
+        struct gemm g = {.m = a->m[i],
+                         .h = (const __half *)a->in.h,
+                         .h_pitch = a->in.h_pitch,
+                         .h_scale = a->in.h_scale,
+                         .y = a->y + a->col[i],
+                         .y_pitch = a->y_pitch,
+                         .n = a->n,
+                         .accumulate = a->accumulate};
+        const bool async = here && gemm_async_takes(a->n, &a->m[i]), both = async && together(a);
+        enum gemm_shape how = GEMM_LARGE;
+        if (both) {
+            g.second = a->m[1];
+            g.second_y = a->y + a->col[1];
+        }
+        cudaError_t e;
+        if (async) {
+            struct kcu_mat all = a->m[i];
+            all.rows += both ? a->m[1].rows : 0;
+            const struct gemm_how best = gemm_async_how(a->n, &all);
+            e = gemm_async_run(&next, &g, &best, (a->n + best.per - 1) / best.per);
+        } else {
+            const uint32_t per = rows_per_block(a->n, &a->m[i], &how);
+            e = gemm_run(&next, &g, how, per, (a->n + per - 1) / per);
+        }
+        if (e != cudaSuccess || both)
             return e;
         next.stamp = NULL;
     }

@@ -20,6 +20,9 @@ struct gemm {
     const int32_t *tiles; /* grouped: [0] number of tiles; then per tile matrix, first entry, entries */
     const int32_t *from;  /* grouped: entry -> activation row */
     const int32_t *to;    /* grouped: entry -> output row */
+    struct kcu_mat second; /* gemm_async_run(): another weight of the same type and K, or w NULL */
+    float *second_y;
+    uint32_t share;
 };
 
 enum gemm_shape { GEMM_SMALL, GEMM_DEEP, GEMM_LARGE };
@@ -27,5 +30,18 @@ enum { GEMM_SMALL_ROWS = 32, GEMM_LARGE_ROWS = 128 };
 
 /* per: rows of activations a block takes where there is no list of tiles, a multiple of 16, at most the shape's. */
 cudaError_t gemm_run(const struct kcu_launch *l, const struct gemm *g, enum gemm_shape shape, uint32_t per, uint32_t tiles);
+
+/* The same on devices that gemm_async_here() finds: forms for few rows or many. Where there are few blocks, the warpgroups of one (SHARED) or `share` blocks of
+ * a cluster share K: only then does a row's result depend on how it is computed. per: rows of activations a block. */
+enum gemm_form { FORM_FEW, FORM_FEW_WIDE, FORM_FEW_SHARED, FORM_SHARED, FORM_MANY };
+struct gemm_how {
+    enum gemm_form form;
+    uint32_t per, share;
+};
+bool gemm_async_here(void);
+bool gemm_async_takes(uint32_t n, const struct kcu_mat *m);
+cudaError_t gemm_async_run(const struct kcu_launch *l, const struct gemm *g, const struct gemm_how *how, uint32_t tiles);
+/* What n rows times m are best done in. Follows powers of two, as the buckets of captured steps do: eager and in a graph a step takes the same. */
+struct gemm_how gemm_async_how(uint32_t n, const struct kcu_mat *m);
 
 #endif

@@ -4,15 +4,6 @@
 
 enum { MIN_ROWS = 8, FILL = 264 /* blocks that keep the device busy */, SLAB = 256 /* generated rows at a time where keys are split */, MAX_SPLITS = 32 };
 
-/* Decisions follow powers of two, as the buckets of captured steps do: a step eager and in a graph takes the same kernels. */
-static uint32_t power_above(uint32_t n)
-{
-    uint32_t p = 1;
-    while (p < n)
-        p *= 2;
-    return p;
-}
-
 bool mla_batch_takes(const struct kcu_mla *a)
 {
     return a->many && (a->fixed || power_above(a->b.n) >= MIN_ROWS) && a->l == FLASH_L && a->l + a->r == FLASH_D && a->cache_type == KCU_CACHE_F16 &&

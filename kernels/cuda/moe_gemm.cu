@@ -96,23 +96,47 @@ extern "C" cudaError_t kcu_group(const struct kcu_launch *l, const int32_t *ids,
                   tile_of(n, n_used, n_experts), plan, from, from + (size_t)n * n_used, l->stamp);
 }
 
-extern "C" cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct kcu_mat *m, const struct kcu_rows_in *in, bool per_pair,
-                                        uint32_t n, uint32_t n_used, int32_t *plan, float *y, size_t y_pitch)
+static bool together(const struct kcu_grouped *a)
 {
-    int32_t *from = plan + tile_words(n, n_used, m->n_mats), *to = from + (size_t)n * n_used;
-    const uint32_t tile = tile_of(n, n_used, m->n_mats);
-    const gemm g = {.m = *m,
-                    .h = (const __half *)in->h,
-                    .h_pitch = in->h_pitch,
-                    .h_scale = in->h_scale,
-                    .y = y,
-                    .y_pitch = y_pitch,
-                    .n = 0,
-                    .accumulate = false,
-                    .tiles = plan,
-                    .from = per_pair ? to : from,
-                    .to = to};
-    return gemm_run(l, &g, tile == GEMM_SMALL_ROWS ? GEMM_SMALL : GEMM_LARGE, tile, tiles_bound(n, n_used, m->n_mats, tile));
+    return a->n_mats == 2 && a->m[0].type == a->m[1].type && a->m[0].k == a->m[1].k && a->m[0].k % 128 == 0;
+}
+
+extern "C" uint32_t kcu_gemm_grouped_kernels(const struct kcu_launch *l, const struct kcu_grouped *a)
+{
+    return !l->fixed && together(a) && gemm_async_here() ? 1 : a->n_mats;
+}
+
+extern "C" cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct kcu_grouped *a)
+{
+    const uint32_t n_experts = a->m[0].n_mats, tile = tile_of(a->n, a->n_used, n_experts), tiles = tiles_bound(a->n, a->n_used, n_experts, tile);
+    int32_t *from = a->plan + tile_words(a->n, a->n_used, n_experts), *to = from + (size_t)a->n * a->n_used;
+    const bool async = !l->fixed && gemm_async_here(), few = tile == GEMM_SMALL_ROWS;
+    const struct gemm_how how = {few && a->m[0].type == KRN_Q4_K ? FORM_FEW : few ? FORM_FEW_WIDE : FORM_MANY, tile, 1};
+    struct kcu_launch next = *l;
+    for (uint32_t i = 0; i < a->n_mats; i++) {
+        struct gemm g = {.m = a->m[i],
+                         .h = (const __half *)a->in.h,
+                         .h_pitch = a->in.h_pitch,
+                         .h_scale = a->in.h_scale,
+                         .y = a->y + a->col[i],
+                         .y_pitch = a->y_pitch,
+                         .n = 0,
+                         .accumulate = false,
+                         .tiles = a->plan,
+                         .from = a->per_pair ? to : from,
+                         .to = to};
+        const bool both = async && together(a);
+        if (both) {
+            g.second = a->m[1];
+            g.second_y = a->y + a->col[1];
+        }
+        cudaError_t e = async && a->m[i].k % 128 == 0 ? gemm_async_run(&next, &g, &how, tiles)
+                                                      : gemm_run(&next, &g, few ? GEMM_SMALL : GEMM_LARGE, tile, tiles);
+        if (e != cudaSuccess || both)
+            return e;
+        next.stamp = NULL;
+    }
+    return cudaSuccess;
 }
 
 /* y[row] = sum of weight * part[pair] over the row's experts, in ascending order of expert. */

@@ -31,14 +31,49 @@ template <bool MIN> static __device__ __forceinline__ void pair_up(uint32_t code
     }
 }
 
+/* One of two f16 twice: a way to say it that costs nothing where it is an operand of theirs. */
 static __device__ __forceinline__ uint32_t both(uint32_t packed, int high)
 {
-    return __byte_perm(packed, 0, high ? 0x3232 : 0x1010);
+    const __half2 h = *(const __half2 *)&packed, x = high ? __high2half2(h) : __low2half2(h);
+    return *(const uint32_t *)&x;
+}
+
+static __device__ __forceinline__ uint32_t sub2(uint32_t a, uint32_t b)
+{
+    const __half2 x = __hsub2(*(const __half2 *)&a, *(const __half2 *)&b);
+    return *(const uint32_t *)&x;
+}
+
+static __device__ __forceinline__ uint32_t mul2(uint32_t a, uint32_t b)
+{
+    const __half2 x = __hmul2(*(const __half2 *)&a, *(const __half2 *)&b);
+    return *(const uint32_t *)&x;
+}
+
+static __device__ __forceinline__ uint32_t fma2(uint32_t a, uint32_t b, uint32_t c)
+{
+    const __half2 x = __hfma2(*(const __half2 *)&a, *(const __half2 *)&b, *(const __half2 *)&c);
+    return *(const uint32_t *)&x;
+}
+
+/* x & a | b in one instruction: of two constants in the code it would make two. */
+static __device__ __forceinline__ uint32_t and_or(uint32_t x, uint32_t a, uint32_t b)
+{
+    uint32_t y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(a), "r"(b));
+    return y;
+}
+
+/* Two bytes of a word as f16: 0 or 1 of `half`, each 1024 more than it is. */
+static __device__ __forceinline__ uint32_t bytes_1024(uint32_t x, int half)
+{
+    return __byte_perm(x, 0x64646464u, half ? 0x4342 : 0x4140);
 }
 
 /* How a format's rows are cut into steps of BK: a row of a step takes STRIDE bytes of shared memory (an odd multiple of 16, so that eight rows meet no bank
  * twice), brought by PIECES copies. Units are 64 weights. scales(): of a unit, four f16 in two words. raw: what a lane needs of a unit of one row, words j
- * and j + 4 of every 32 codes. halves(): group g of 32 as operands: two f16 each for columns 4j, 4j + 2, 16 + 4j, 16 + 4j + 2. */
+ * and j + 4 of every 32 codes. halves(): group g of 32 as operands: two f16 each for columns 4j, 4j + 2, 16 + 4j, 16 + 4j + 2. unit(): both groups, by scales
+ * from unit_scales(). */
 template <int T, int BK> struct steps;
 
 template <int BK> struct steps<KRN_Q8_0, BK> {
@@ -68,6 +103,15 @@ template <int BK> struct steps<KRN_Q8_0, BK> {
     {
         pair_up<false>(x.w[2 * g], 0x64806480u, both(s.x, g), 0, h);
         pair_up<false>(x.w[2 * g + 1], 0x64806480u, both(s.x, g), 0, h + 2);
+    }
+    static __device__ __forceinline__ uint2 unit_scales(const uint8_t *r, uint32_t k0, uint32_t u)
+    {
+        return scales(r, k0, u);
+    }
+    static __device__ __forceinline__ void unit(const raw &x, const uint2 &s, uint32_t h[2][4])
+    {
+        halves(x, 0, s, h[0]);
+        halves(x, 1, s, h[1]);
     }
 };
 
@@ -106,6 +150,34 @@ template <int BK, int BLOCK, int HEAD, bool FIFTH> struct k_steps {
             if (FIFTH)
                 c |= (x.h[FIFTH ? i : 0] >> g & 0x01010101u) << 4;
             pair_up<true>(c, 0x64006400u + MIDDLE * 0x10001u, both(s.x, g), both(s.y, g), h + 2 * i);
+        }
+    }
+    /* Four scales and four minima of a half of the block are a word each. Upper half bytes are taken as they lie, 16 times the code, their scale a 16th. */
+    static __device__ __forceinline__ uint2 unit_scales(const uint8_t *r, uint32_t k0, uint32_t u)
+    {
+        const uint4 b = *(const uint4 *)r;
+        const uint32_t at = k0 % 256 / 64 + u, pick = at % 2 ? 0x4342 : 0x4140;
+        const uint32_t sc = at / 2 ? (b.w & LOW4) | (b.y >> 2 & 0x30303030u) : b.y & 0x3f3f3f3fu,
+                       mn = at / 2 ? (b.w >> 4 & LOW4) | (b.z >> 2 & 0x30303030u) : b.z & 0x3f3f3f3fu;
+        const uint32_t d = mul2(both(b.x, 0), FIFTH ? 0x54005400u : 0x44005400u), least = mul2(both(b.x, 1), 0xd400d400u); /* 64 or 4, -64 */
+        const uint32_t a = mul2(sub2(__byte_perm(sc, 0x64646464u, pick), 0x64006400u), d);
+        return make_uint2(a, fma2(sub2(__byte_perm(mn, 0x64646464u, pick), 0x64006400u), least, mul2(a, FIFTH ? 0x4c004c00u : 0x58004800u))); /* 16; 8, 128 */
+    }
+    static __device__ __forceinline__ void unit(const raw &x, const uint2 &s, uint32_t h[2][4])
+    {
+        if constexpr (FIFTH) {
+            halves(x, 0, s, h[0]);
+            halves(x, 1, s, h[1]);
+        } else
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint32_t low = and_or(x.w[i], LOW4, 0x80808080u);
+#pragma unroll
+            for (int c = 0; c < 2; c++) { /* l: 1152 + the lower code, so that both come out less their middle */
+                const uint32_t l = bytes_1024(low, c), all = bytes_1024(x.w[i], c);
+                h[0][2 * i + c] = fma2(sub2(l, 0x64886488u), both(s.x, 0), both(s.y, 0));
+                h[1][2 * i + c] = fma2(sub2(all, l), both(s.x, 1), both(s.y, 1));
+            }
         }
     }
 };
@@ -151,6 +223,15 @@ template <int BK> struct steps<KRN_Q6_K, BK> { /* planes: nibbles, upper two bit
         const uint32_t a = g ? s.y : s.x;
         pair_up<false>((x.n[g] & LOW4) | (x.h[g] & 0x03030303u) << 4, 0x64206420u, both(a, 0), 0, h);
         pair_up<false>((x.n[g] >> 4 & LOW4) | (x.h[g] >> 4 & 0x03030303u) << 4, 0x64206420u, both(a, 1), 0, h + 2);
+    }
+    static __device__ __forceinline__ uint2 unit_scales(const uint8_t *r, uint32_t k0, uint32_t u)
+    {
+        return scales(r, k0, u);
+    }
+    static __device__ __forceinline__ void unit(const raw &x, const uint2 &s, uint32_t h[2][4])
+    {
+        halves(x, 0, s, h[0]);
+        halves(x, 1, s, h[1]);
     }
 };
 
