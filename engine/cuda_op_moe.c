@@ -47,6 +47,19 @@ static enum rs_result fill_gated(struct cuda_walk *w, struct cuda_rank *r, const
     return rc;
 }
 
+/* Does anything but a product on tensor cores want the activation that op makes? That one takes its f16 form, and the f32 values need not
+ * be written. Where ranks share a GPU they share the room for that form, and it is made again. */
+static bool act_is_wanted(struct cuda_walk *w, const struct cuda_rank *r, const struct op *op)
+{
+    const struct op *act = op + 1, *down = cuda_op_ahead(w, 2);
+    if (!w->fuse || w->g->n_local != 1 || cuda_op_observed(w, act) || down == NULL || (down->kind != OP_MOE_DOWN && down->kind != OP_LINEAR) ||
+        down->in[0].buf != act->out[0].buf || cuda_op_is_user(w, down))
+        return true;
+    const struct kcu_mat *m = cuda_op_mat(w, r, down, 0);
+    const bool int8 = w->s->choices[down->index].matmul == MATMUL_INT8 && cuda_op_quantised(m);
+    return m->w == NULL || !cuda_op_many(w, w->rows, &down->in[0], int8, m, NULL);
+}
+
 /* Gate and up as two products of many rows, then the activation. */
 static enum rs_result run_many(struct cuda_walk *w, struct cuda_rank *r, const struct op *op, const struct kcu_gated *a)
 {
@@ -71,8 +84,8 @@ static enum rs_result run_many(struct cuda_walk *w, struct cuda_rank *r, const s
     }
     if (rc != RS_OK)
         return rc;
-    CUDA_OP_RUN(kcu_act(&w->l, a->gu, a->gu_pitch, a->gate.rows, pairs, a->act, a->act_pitch, w->g->half[place], a->gate.rows,
-                        w->g->half_scale[place]));
+    CUDA_OP_RUN(kcu_act(&w->l, a->gu, a->gu_pitch, a->gate.rows, pairs, act_is_wanted(w, r, op) ? a->act : NULL, a->act_pitch, w->g->half[place],
+                        a->gate.rows, w->g->half_scale[place]));
     w->half_of[place] = cuda_op_half_owner(w, r, to);
     return RS_OK;
 }

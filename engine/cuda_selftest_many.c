@@ -255,7 +255,7 @@ static struct mla make_mla(struct check *t, uint32_t heads, uint32_t nope, uint3
     const struct krn_cpu_vec *vec = krn_cpu_vec(KRN_ISA_PORTABLE);
     const size_t cells = (size_t)(n_seqs * m.blocks + 1) * BLOCK, bytes = cells * D * 2;
     m.kb = matrix(t, KRN_Q8_0, L, nope, heads);
-    m.vb = matrix(t, heads % 2 ? KRN_Q8_0 : KRN_Q6_K, V, L, heads);
+    m.vb = matrix(t, heads < 20 ? KRN_Q6_K : KRN_Q8_0, V, L, heads);
     float *kv = randoms(t, cells * D);
     m.store = host(t, bytes);
     for (size_t i = 0; i < cells; i++)
@@ -453,6 +453,8 @@ static void check_products(struct check *t, bool fixed)
         for (uint32_t n = 5; n < 400 && t->rc == RS_OK; n = n * 3 + 2) /* 5, 17, 53, 161 */
             if (!t->small || n == 17)
                 check_gemm(t, types[i], n, t->small ? 40 : 300, t->small ? 256 : 768, fixed);
+    for (int i = 0; i < 4 && !t->small; i++) /* wide tiles */
+        check_gemm(t, types[i], 700, 500, 768, fixed);
     check_grouped(t, KRN_Q4_K, KRN_Q5_K, 9, false, fixed);
     if (t->small) {
         check_gemm(t, KRN_Q8_0, 140, 40, 192, fixed);
@@ -488,7 +490,9 @@ void cuda_selftest_many(struct check *t)
     check_mixed(t, 5, 64, 130, 0, 200, FAST);
     check_mixed(t, 20, 192, 40, 9, 150, FAST);
     check_mixed(t, 20, 192, 0, 40, 300, FAST);
+    check_mixed(t, 20, 192, 300, 21, 400, FAST);
     check_mixed(t, 64, 64, 9, 12, 330, FAST);
+    check_mixed(t, 64, 128, 70, 0, 330, FAST);
     check_mixed(t, 100, 32, 0, 8, 150, FAST);
     check_mixed(t, 16, 64, 37, 11, 700, FIXED);
     check_mixed(t, 20, 64, 0, 5, 1200, FIXED);

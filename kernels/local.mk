@@ -50,8 +50,10 @@ CUDA_SOURCES = \
 	kernels/cuda/expand.cu \
 	kernels/cuda/experts.cu \
 	kernels/cuda/flash.cu \
+	kernels/cuda/flash_async.cu \
 	kernels/cuda/gemm.cu \
 	kernels/cuda/gemm_async.cu \
+	kernels/cuda/gemm_wide.cu \
 	kernels/cuda/halve.cu \
 	kernels/cuda/heads.cu \
 	kernels/cuda/index.cu \
@@ -82,7 +84,8 @@ EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/router.cuh \
 	kernels/cuda/steps.cuh \
 	kernels/cuda/tensor.cuh \
-	kernels/cuda/wgmma.cuh
+	kernels/cuda/wgmma.cuh \
+	kernels/cuda/wgmma_wide.cuh
 if HAVE_CUDA
 libkernels_a_LIBADD += $(CUDA_SOURCES:.cu=.o)
 endif

@@ -113,8 +113,8 @@ cudaError_t kcu_gemm(const struct kcu_launch *l, const struct kcu_linear *a);
 cudaError_t kcu_halve(const struct kcu_launch *l, const float *x, size_t pitch, uint32_t width, uint32_t n, uint16_t *h, size_t h_pitch, float *scale);
 
 /* Experts for many rows. kcu_group() sorts the pairs (row, slot) by expert into plan (kcu_group_words() words); kcu_gemm_grouped() multiplies every
- * pair's activations (of its row, or its own: per_pair) by its expert of one or two weights and writes y[pair]; kcu_act() is the activation y = silu(gu) * gu[half..] of n rows
- * with its f16 form; kcu_combine() adds a row's experts (down.down, y, ids, weights and width of d are used). */
+ * pair's activations (of its row, or its own: per_pair) by its expert of one or two weights and writes y[pair]; kcu_act() is the activation y = silu(gu) *
+ * gu[half..] of n rows with its f16 form (y may be NULL); kcu_combine() adds a row's experts (down.down, y, ids, weights and width of d are used). */
 size_t kcu_group_words(uint32_t n, uint32_t n_used, uint32_t n_experts);
 cudaError_t kcu_group(const struct kcu_launch *l, const int32_t *ids, size_t ids_pitch, uint32_t n, uint32_t n_used, uint32_t expert0,
                       uint32_t n_experts, int32_t *plan);

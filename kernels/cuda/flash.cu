@@ -248,11 +248,11 @@ static __device__ __forceinline__ void leave(const flash_args &a, const tile &t,
         if (q >= t.n * t.heads)
             continue;
         if (PROMPT || a.splits == 1) {
-            __half *to = a.mix + ((size_t)(t.row0 + q / t.heads) * a.heads + h) * L + col0;
+            __half *to = a.mix + ((size_t)(t.row0 + q / t.heads) * a.heads + h) * L;
             const float scale = 1.0f / s.red[0][q];
 #pragma unroll
             for (int n = 0; n < X::PN; n++)
-                *(__half2 *)(to + n * 8) = __floats2half2_rn(o[i / 2][n][i % 2 * 2] * scale, o[i / 2][n][i % 2 * 2 + 1] * scale);
+                *(__half2 *)(to + flash_place(col0 + n * 8, a.halves)) = __floats2half2_rn(o[i / 2][n][i % 2 * 2] * scale, o[i / 2][n][i % 2 * 2 + 1] * scale);
             continue;
         }
         const size_t at = ((size_t)t.slot * a.heads + h) * a.splits + blockIdx.z;
@@ -346,8 +346,9 @@ static __global__ void __launch_bounds__(128) flash_join_kernel(const __grid_con
         const float4 v = *(const float4 *)(a.part + (at + s) * L + c);
         x.x = fmaf(weight[s], v.x, x.x), x.y = fmaf(weight[s], v.y, x.y), x.z = fmaf(weight[s], v.z, x.z), x.w = fmaf(weight[s], v.w, x.w);
     }
-    const __half2 out[2] = {__floats2half2_rn(x.x, x.y), __floats2half2_rn(x.z, x.w)};
-    *(uint2 *)(a.mix + ((size_t)row * a.heads + h) * L + c) = *(const uint2 *)out;
+    __half *to = a.mix + ((size_t)row * a.heads + h) * L;
+    *(__half2 *)(to + flash_place(c, a.halves)) = __floats2half2_rn(x.x, x.y);
+    *(__half2 *)(to + flash_place(c + 2, a.halves)) = __floats2half2_rn(x.z, x.w);
 }
 
 template <int MT, bool PROMPT> static cudaError_t start(const struct kcu_launch *l, const flash_args *a, uint32_t tiles, uint32_t splits)

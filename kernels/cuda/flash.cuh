@@ -8,8 +8,8 @@
 
 enum { FLASH_D = 576, FLASH_L = 512, FLASH_KEYS = 64 /* keys of a tile */ };
 
-/* Products of every head's own small matrix with many rows: y[row][head] = scale * m[head] . x[row][head]. Sums run along K in one order, whatever the
- * number of rows. Pitches in elements. */
+/* Products of every head's own small matrix with many rows: y[row][head] = scale * m[head] . x[row][head]. Sums run along K in one order,
+ * whatever the number of rows. Pitches in elements. */
 struct heads_gemm {
     struct kcu_mat m; /* n_mats: heads; k a multiple of 32, rows even */
     const void *x;
@@ -36,8 +36,9 @@ struct heads_pe {
 };
 cudaError_t heads_run(const struct kcu_launch *l, const struct heads_gemm *g, const struct heads_pe *pe);
 
-/* Absorbed queries (scaled, and by log2 e) against cached rows. Rows of a step are of two sorts, listed in b.lists. Prompt rows: tiles of neighbouring
- * rows of one sequence, all keys in one go. Generated rows: one row a tile, keys cut into splits whose parts flash_join() adds up. */
+/* Absorbed queries (scaled, and by log2 e) against cached rows. Rows of a step are of two sorts, listed in b.lists. Prompt rows: tiles of
+ * neighbouring rows of one sequence, all keys in one go. Generated rows: one row a tile, keys cut into splits whose parts flash_join() adds
+ * up. */
 struct flash_args {
     struct kcu_batch b;
     const __half *q; /* [row][head][576] */
@@ -50,12 +51,19 @@ struct flash_args {
     size_t sel_pitch;
     uint32_t top_k;
     uint32_t row0, rows; /* generated rows: entries of the list; with sel: rows */
+    bool halves; /* mixtures leave in the order of kcu_halve() */
 };
 
 /* Rows of a prompt that share a tile. */
 static inline uint32_t flash_rows(uint32_t heads)
 {
     return heads >= 64 ? 1 : 64 / heads;
+}
+
+/* Where a pair of neighbouring columns of the mixtures lies. */
+static __host__ __device__ inline uint32_t flash_place(uint32_t col, bool halves)
+{
+    return !halves ? col : (col & ~15u) + (col & 15) / 4 * 2 + (col & 2) * 4;
 }
 
 /* Keys of a split where the batch must not matter: 512, or more, so that there are at most 16 splits. */
@@ -69,6 +77,15 @@ static __host__ __device__ inline uint32_t flash_split_length(uint32_t keys)
 
 cudaError_t flash_prompt(const struct kcu_launch *l, const struct flash_args *a, uint32_t tiles);
 cudaError_t flash_generated(const struct kcu_launch *l, const struct flash_args *a);
+
+/* heads_run() by asynchronous tensor cores, for matrices that takes(): x is f16 in the order of kcu_halve(). heads_split() brings queries
+ * there (x to y, f16) and does the part of pe as well. */
+bool heads_wide_takes(const struct kcu_mat *m);
+cudaError_t heads_wide_run(const struct kcu_launch *l, const struct heads_gemm *g);
+cudaError_t heads_split(const struct kcu_launch *l, const float *x, size_t x_pitch, size_t x_head, uint32_t width, uint32_t n, __half *y, const struct heads_pe *pe);
+
+/* flash_prompt() by asynchronous tensor cores, where heads_wide_takes() finds them. */
+cudaError_t flash_async_prompt(const struct kcu_launch *l, const struct flash_args *a, uint32_t tiles);
 
 /* All of kcu_mla() this way. takes(): the shapes, types and options that it serves. */
 bool mla_batch_takes(const struct kcu_mla *a);

@@ -5,6 +5,8 @@
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/steps.cuh"
 
+enum { GEMM_WIDE_FROM = 1024 };
+
 /* The shapes of a block. MT: groups of 16 weight rows of a warp, WN: warps that share the rows of activations among them, BLOCKS: per multiprocessor. The deep
  * one is for few blocks: nobody else hides the time that its steps are on their way. */
 template <int SHAPE> struct shape;
@@ -250,10 +252,17 @@ extern "C" bool kcu_gemm_takes(const struct kcu_mat *m)
            (m->type == KRN_Q8_0 || m->type == KRN_Q4_K || m->type == KRN_Q5_K || m->type == KRN_Q6_K);
 }
 
-/* May both weights go in one launch? */
-static bool together(const struct kcu_linear *a)
+/* Wide tiles, wherever there are rows enough, since bits do not depend on it. */
+static bool wide(const struct kcu_linear *a)
 {
-    return a->n_mats == 2 && gemm_async_takes(a->n, &a->m[0]) && a->m[0].w != NULL && a->m[1].w != NULL && a->m[0].type == a->m[1].type && a->m[0].k == a->m[1].k;
+    return power_above(a->n) >= GEMM_WIDE_FROM && gemm_wide_here();
+}
+
+/* May both weights go in one launch? */
+static bool together(const struct kcu_launch *l, const struct kcu_linear *a)
+{
+    return a->n_mats == 2 && a->m[0].w != NULL && a->m[1].w != NULL && a->m[0].type == a->m[1].type && a->m[0].k == a->m[1].k &&
+           (wide(a) || (!l->fixed && gemm_async_takes(a->n, &a->m[0]) && gemm_async_here()));
 }
 
 extern "C" uint32_t kcu_gemm_kernels(const struct kcu_launch *l, const struct kcu_linear *a)
@@ -261,12 +270,12 @@ extern "C" uint32_t kcu_gemm_kernels(const struct kcu_launch *l, const struct kc
     uint32_t n = 0;
     for (uint32_t i = 0; i < a->n_mats; i++)
         n += a->m[i].w != NULL;
-    return n == 2 && !l->fixed && together(a) && gemm_async_here() ? 1 : n;
+    return together(l, a) ? 1 : n;
 }
 
 extern "C" cudaError_t kcu_gemm(const struct kcu_launch *l, const struct kcu_linear *a)
 {
-    const bool here = !l->fixed && gemm_async_here();
+    const bool large = wide(a), here = !large && !l->fixed && gemm_async_here(), both = together(l, a);
     struct kcu_launch next = *l;
     for (uint32_t i = 0; i < a->n_mats && a->n != 0; i++) {
         if (a->m[i].w == NULL)
@@ -279,14 +288,17 @@ extern "C" cudaError_t kcu_gemm(const struct kcu_launch *l, const struct kcu_lin
                          .y_pitch = a->y_pitch,
                          .n = a->n,
                          .accumulate = a->accumulate};
-        const bool async = here && gemm_async_takes(a->n, &a->m[i]), both = async && together(a);
+        const bool async = here && gemm_async_takes(a->n, &a->m[i]);
         enum gemm_shape how = GEMM_LARGE;
         if (both) {
             g.second = a->m[1];
             g.second_y = a->y + a->col[1];
         }
         cudaError_t e;
-        if (async) {
+        if (large) {
+            const uint32_t per = gemm_wide_rows(a->n, &a->m[i]);
+            e = gemm_wide_run(&next, &g, per, (a->n + per - 1) / per);
+        } else if (async) {
             struct kcu_mat all = a->m[i];
             all.rows += both ? a->m[1].rows : 0;
             const struct gemm_how best = gemm_async_how(a->n, &all);

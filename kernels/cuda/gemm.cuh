@@ -20,13 +20,13 @@ struct gemm {
     const int32_t *tiles; /* grouped: [0] number of tiles; then per tile matrix, first entry, entries */
     const int32_t *from;  /* grouped: entry -> activation row */
     const int32_t *to;    /* grouped: entry -> output row */
-    struct kcu_mat second; /* gemm_async_run(): another weight of the same type and K, or w NULL */
+    struct kcu_mat second; /* gemm_async_run(), gemm_wide_run(): another weight of the same type and K, or w NULL */
     float *second_y;
     uint32_t share;
 };
 
 enum gemm_shape { GEMM_SMALL, GEMM_DEEP, GEMM_LARGE };
-enum { GEMM_SMALL_ROWS = 32, GEMM_LARGE_ROWS = 128 };
+enum { GEMM_SMALL_ROWS = 32, GEMM_LARGE_ROWS = 128, GEMM_WIDE_ROWS = 192 };
 
 /* per: rows of activations a block takes where there is no list of tiles, a multiple of 16, at most the shape's. */
 cudaError_t gemm_run(const struct kcu_launch *l, const struct gemm *g, enum gemm_shape shape, uint32_t per, uint32_t tiles);
@@ -43,5 +43,11 @@ bool gemm_async_takes(uint32_t n, const struct kcu_mat *m);
 cudaError_t gemm_async_run(const struct kcu_launch *l, const struct gemm *g, const struct gemm_how *how, uint32_t tiles);
 /* What n rows times m are best done in. Follows powers of two, as the buckets of captured steps do: eager and in a graph a step takes the same. */
 struct gemm_how gemm_async_how(uint32_t n, const struct kcu_mat *m);
+
+/* The same bits where gemm_wide_here() says so: tiles of up to GEMM_WIDE_ROWS rows, for products of many. rows(): of a tile, best for n
+ * rows times m. */
+bool gemm_wide_here(void);
+uint32_t gemm_wide_rows(uint32_t n, const struct kcu_mat *m);
+cudaError_t gemm_wide_run(const struct kcu_launch *l, const struct gemm *g, uint32_t per, uint32_t tiles);
 
 #endif

@@ -4,7 +4,7 @@
 #include "kernels/cuda/formats.cuh"
 #include "kernels/cuda/tensor.cuh"
 
-enum { THREADS = 256, BW = 64, BK = 64, STRIDE = BK + 8 };
+enum { THREADS = 256, BW = 64, BK = 64, STRIDE = BK + 8, SPLIT_ROWS = 16 };
 
 template <class V> static __device__ __forceinline__ void weights_as(const struct kcu_mat &m, const uint8_t *w, uint32_t row0, uint32_t k0, __half (*to)[STRIDE])
 {
@@ -92,6 +92,29 @@ static __device__ void rotated(const heads_pe &p, uint32_t h, uint32_t row0, uin
         }
         *(__half2 *)(p.y + row * p.y_pitch + h * p.y_head + 2 * j) = __floats2half2_rn(v.x * p.scale, v.y * p.scale);
     }
+}
+
+/* Queries to f16 in the order of kcu_halve(), and pe. blockIdx: rows, head. */
+static __global__ void __launch_bounds__(THREADS)
+    split_kernel(const float *x, size_t x_pitch, size_t x_head, uint32_t width, uint32_t n, __half *y, const __grid_constant__ heads_pe pe, uint64_t *at)
+{
+    pdl_release();
+    pdl_wait();
+    stamp(at);
+    const uint32_t h = blockIdx.y, row0 = blockIdx.x * SPLIT_ROWS, rows = n - row0 < SPLIT_ROWS ? n - row0 : SPLIT_ROWS, per = width / 4;
+    for (uint32_t i = threadIdx.x; i < rows * per; i += THREADS) {
+        const uint32_t row = row0 + i / per, c = i % per * 4;
+        const float4 v = *(const float4 *)(x + row * x_pitch + h * x_head + c);
+        __half *to = y + ((size_t)row * gridDim.y + h) * width;
+        *(__half2 *)(to + flash_place(c, true)) = __floats2half2_rn(v.x, v.y);
+        *(__half2 *)(to + flash_place(c + 2, true)) = __floats2half2_rn(v.z, v.w);
+    }
+    rotated(pe, h, row0, rows);
+}
+
+cudaError_t heads_split(const struct kcu_launch *l, const float *x, size_t x_pitch, size_t x_head, uint32_t width, uint32_t n, __half *y, const struct heads_pe *pe)
+{
+    return launch(l, split_kernel, dim3((n + SPLIT_ROWS - 1) / SPLIT_ROWS, pe->heads), dim3(THREADS), 0, 0, x, x_pitch, x_head, width, n, y, *pe, l->stamp);
 }
 
 /* blockIdx: weight rows (and one more: pe), head, rows. T: the weights' type, or -1. */

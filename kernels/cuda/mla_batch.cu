@@ -2,7 +2,7 @@
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/flash.cuh"
 
-enum { MIN_ROWS = 8, FILL = 264 /* blocks that keep the device busy */, SLAB = 256 /* generated rows at a time where keys are split */, MAX_SPLITS = 32 };
+enum { MIN_ROWS = 8, WIDE_ROWS = 64, FILL = 264 /* blocks that keep the device busy */, SLAB = 256 /* generated rows at a time where keys are split */, MAX_SPLITS = 32 };
 
 bool mla_batch_takes(const struct kcu_mla *a)
 {
@@ -22,6 +22,12 @@ static uint32_t splits_of(uint32_t rows, uint32_t heads, uint32_t max_keys, bool
     n = n < 1 ? 1 : n > MAX_SPLITS ? MAX_SPLITS : n;
     *length = ((keys + n - 1) / n + FLASH_KEYS - 1) / FLASH_KEYS * FLASH_KEYS;
     return (keys + *length - 1) / *length;
+}
+
+/* Asynchronous tensor cores: where a row's result may depend on the number of rows, and there are enough. */
+static bool takes_wide(const struct kcu_mla *a)
+{
+    return !a->fixed && power_above(a->b.n) >= WIDE_ROWS && a->nope <= FLASH_L && heads_wide_takes(&a->k_b) && heads_wide_takes(&a->v_b);
 }
 
 static size_t halfs(uint32_t rows, uint32_t heads)
@@ -79,9 +85,21 @@ cudaError_t mla_batch(const struct kcu_launch *l, const struct kcu_mla *a)
                                 .y_head = FLASH_D,
                                 .heads = a->heads,
                                 .scale = scale};
-    cudaError_t e = heads_run(l, &absorb, &pe);
     struct kcu_launch next = *l;
     next.stamp = NULL;
+    const bool wide = takes_wide(a);
+    cudaError_t e;
+    if (wide) {
+        struct heads_gemm in = absorb;
+        in.x = mix; /* which nobody needs yet */
+        in.x_pitch = (size_t)a->heads * a->nope;
+        in.x_head = a->nope;
+        e = heads_split(l, a->q, a->q_pitch, a->nope + a->r, a->nope, a->b.n, mix, &pe);
+        if (e == cudaSuccess)
+            e = heads_wide_run(&next, &in);
+    } else {
+        e = heads_run(l, &absorb, &pe);
+    }
     const bool sparse = a->sel != NULL && a->b.max_keys > a->top_k;
     struct flash_args f = {};
     f.b = a->b;
@@ -93,8 +111,9 @@ cudaError_t mla_batch(const struct kcu_launch *l, const struct kcu_mla *a)
     f.sel = sparse ? a->sel : NULL;
     f.sel_pitch = a->sel_pitch;
     f.top_k = a->top_k;
+    f.halves = wide;
     if (e == cudaSuccess && !sparse && a->b.prompt_tiles != 0)
-        e = flash_prompt(&next, &f, a->b.prompt_tiles);
+        e = wide ? flash_async_prompt(&next, &f, a->b.prompt_tiles) : flash_prompt(&next, &f, a->b.prompt_tiles);
     if (e == cudaSuccess && (sparse || a->b.generated != 0))
         e = generated(&next, a, &f);
     const struct heads_gemm out = {.m = a->v_b,
@@ -108,7 +127,7 @@ cudaError_t mla_batch(const struct kcu_launch *l, const struct kcu_mla *a)
                                    .y_head = a->v,
                                    .scale = 1,
                                    .n = a->b.n};
-    return e == cudaSuccess ? heads_run(&next, &out, NULL) : e;
+    return e != cudaSuccess ? e : wide ? heads_wide_run(&next, &out) : heads_run(&next, &out, NULL);
 }
 
 extern "C" uint32_t kcu_mla_tile_rows(uint32_t heads)

@@ -2,12 +2,15 @@
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/gemm.cuh"
 
-enum { MAX_EXPERTS = 512, GROUP_THREADS = 1024 };
+enum { MAX_EXPERTS = 512, GROUP_THREADS = 1024, GROUP_LOADS = 8 /* that a thread has under way */ };
 
-/* Rows per tile. Half as many again as the average, since routing is uneven. */
+/* Rows per tile. Half as many again as the average, since routing is uneven; wide ones where they are filled. */
 static uint32_t tile_of(uint32_t n, uint32_t n_used, uint32_t n_experts)
 {
-    return (size_t)n * n_used * 3 / 2 <= (size_t)GEMM_SMALL_ROWS * n_experts ? GEMM_SMALL_ROWS : GEMM_LARGE_ROWS;
+    const size_t pairs = (size_t)n * n_used;
+    if (pairs * 3 / 2 <= (size_t)GEMM_SMALL_ROWS * n_experts)
+        return GEMM_SMALL_ROWS;
+    return 2 * pairs >= (size_t)GEMM_WIDE_ROWS * n_experts && gemm_wide_here() ? GEMM_WIDE_ROWS : GEMM_LARGE_ROWS;
 }
 
 /* Every expert has at least one pair per tile and all tiles but one filled more than half. */
@@ -15,6 +18,17 @@ static uint32_t tiles_bound(uint32_t n, uint32_t n_used, uint32_t n_experts, uin
 {
     const size_t pairs = (size_t)n * n_used, cut = pairs / tile + n_experts;
     return (uint32_t)(cut < pairs ? cut : pairs);
+}
+
+/* Experts of this rank that pairs p, p + GROUP_THREADS and so on go to; UINT32_MAX past the end. */
+static __device__ __forceinline__ void experts_of(const int32_t *ids, size_t ids_pitch, uint32_t n_used, uint32_t expert0, uint32_t p, uint32_t pairs,
+                                                  uint32_t x[GROUP_LOADS])
+{
+#pragma unroll
+    for (int i = 0; i < GROUP_LOADS; i++) {
+        const uint32_t at = p + i * GROUP_THREADS;
+        x[i] = at < pairs ? (uint32_t)ids[at / n_used * ids_pitch + at % n_used] - expert0 : UINT32_MAX;
+    }
 }
 
 /* plan: tiles ([0] and three words each), entries -> row, entries -> pair. One block. */
@@ -31,10 +45,13 @@ static __global__ void __launch_bounds__(GROUP_THREADS)
     if (e < MAX_EXPERTS)
         count[e] = 0;
     __syncthreads();
-    for (uint32_t p = e; p < pairs; p += GROUP_THREADS) {
-        const uint32_t x = (uint32_t)ids[p / n_used * ids_pitch + p % n_used] - expert0;
-        if (x < n_experts)
-            atomicAdd(&count[x], 1);
+    for (uint32_t p = e; p < pairs; p += GROUP_THREADS * GROUP_LOADS) {
+        uint32_t x[GROUP_LOADS];
+        experts_of(ids, ids_pitch, n_used, expert0, p, pairs, x);
+#pragma unroll
+        for (int i = 0; i < GROUP_LOADS; i++)
+            if (x[i] < n_experts)
+                atomicAdd(&count[x[i]], 1);
     }
     __syncthreads();
     const int32_t mine = e < MAX_EXPERTS ? count[e] : 0, cut = (mine + (int32_t)tile - 1) / (int32_t)tile;
@@ -65,13 +82,17 @@ static __global__ void __launch_bounds__(GROUP_THREADS)
     if (e == MAX_EXPERTS - 1)
         tiles[0] = sum[now][e].y;
     __syncthreads();
-    for (uint32_t p = e; p < pairs; p += GROUP_THREADS) {
-        const uint32_t x = (uint32_t)ids[p / n_used * ids_pitch + p % n_used] - expert0;
-        if (x >= n_experts)
-            continue;
-        const int32_t i = atomicAdd(&start[x], 1); /* the order inside an expert changes no result: entries do not meet */
-        from[i] = (int32_t)(p / n_used);
-        to[i] = (int32_t)p;
+    for (uint32_t p = e; p < pairs; p += GROUP_THREADS * GROUP_LOADS) {
+        uint32_t x[GROUP_LOADS];
+        experts_of(ids, ids_pitch, n_used, expert0, p, pairs, x);
+#pragma unroll
+        for (int i = 0; i < GROUP_LOADS; i++) {
+            if (x[i] >= n_experts)
+                continue;
+            const int32_t to_at = atomicAdd(&start[x[i]], 1); /* the order inside an expert changes no result: entries do not meet */
+            from[to_at] = (int32_t)((p + i * GROUP_THREADS) / n_used);
+            to[to_at] = (int32_t)(p + i * GROUP_THREADS);
+        }
     }
 }
 
@@ -96,14 +117,15 @@ extern "C" cudaError_t kcu_group(const struct kcu_launch *l, const int32_t *ids,
                   tile_of(n, n_used, n_experts), plan, from, from + (size_t)n * n_used, l->stamp);
 }
 
-static bool together(const struct kcu_grouped *a)
+static bool together(const struct kcu_launch *l, const struct kcu_grouped *a, uint32_t tile)
 {
-    return a->n_mats == 2 && a->m[0].type == a->m[1].type && a->m[0].k == a->m[1].k && a->m[0].k % 128 == 0;
+    return a->n_mats == 2 && a->m[0].type == a->m[1].type && a->m[0].k == a->m[1].k &&
+           (tile == GEMM_WIDE_ROWS || (a->m[0].k % 128 == 0 && !l->fixed && gemm_async_here()));
 }
 
 extern "C" uint32_t kcu_gemm_grouped_kernels(const struct kcu_launch *l, const struct kcu_grouped *a)
 {
-    return !l->fixed && together(a) && gemm_async_here() ? 1 : a->n_mats;
+    return together(l, a, tile_of(a->n, a->n_used, a->m[0].n_mats)) ? 1 : a->n_mats;
 }
 
 extern "C" cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct kcu_grouped *a)
@@ -125,13 +147,14 @@ extern "C" cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct
                          .tiles = a->plan,
                          .from = a->per_pair ? to : from,
                          .to = to};
-        const bool both = async && together(a);
+        const bool both = together(l, a, tile);
         if (both) {
             g.second = a->m[1];
             g.second_y = a->y + a->col[1];
         }
-        cudaError_t e = async && a->m[i].k % 128 == 0 ? gemm_async_run(&next, &g, &how, tiles)
-                                                      : gemm_run(&next, &g, few ? GEMM_SMALL : GEMM_LARGE, tile, tiles);
+        cudaError_t e = tile == GEMM_WIDE_ROWS            ? gemm_wide_run(&next, &g, tile, tiles)
+                        : async && a->m[i].k % 128 == 0 ? gemm_async_run(&next, &g, &how, tiles)
+                                                        : gemm_run(&next, &g, few ? GEMM_SMALL : GEMM_LARGE, tile, tiles);
         if (e != cudaSuccess || both)
             return e;
         next.stamp = NULL;
@@ -139,16 +162,20 @@ extern "C" cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct
     return cudaSuccess;
 }
 
-/* y[row] = sum of weight * part[pair] over the row's experts, in ascending order of expert. */
+/* y[row] = sum of weight * part[pair] over the row's experts, in ascending order of expert. V: columns of a thread. */
+template <int V>
 static __global__ void combine_kernel(const float *part, size_t part_pitch, const int32_t *ids, const float *weights, size_t ids_pitch,
                                       uint32_t n_used, uint32_t expert0, uint32_t n_experts, float *y, size_t y_pitch, uint32_t width,
                                       uint64_t *at)
 {
+    struct __align__(4 * V) piece {
+        float v[V];
+    };
     __shared__ int32_t order[64];
     pdl_release();
     pdl_wait();
     stamp(at);
-    const uint32_t row = blockIdx.y, col = blockIdx.x * blockDim.x + threadIdx.x;
+    const uint32_t row = blockIdx.y, col = (blockIdx.x * blockDim.x + threadIdx.x) * V;
     const int32_t *e = ids + row * ids_pitch;
     if (threadIdx.x < n_used) {
         uint32_t o = 0;
@@ -159,17 +186,30 @@ static __global__ void combine_kernel(const float *part, size_t part_pitch, cons
     __syncthreads();
     if (col >= width)
         return;
-    float sum = 0;
+    piece sum = {};
+#pragma unroll 4
     for (uint32_t i = 0; i < n_used; i++) {
         const uint32_t s = (uint32_t)order[i];
-        if ((uint32_t)e[s] - expert0 < n_experts)
-            sum += weights[row * ids_pitch + s] * part[((size_t)row * n_used + s) * part_pitch + col];
+        if ((uint32_t)e[s] - expert0 >= n_experts)
+            continue;
+        const float weight = weights[row * ids_pitch + s];
+        const piece p = *(const piece *)(part + ((size_t)row * n_used + s) * part_pitch + col);
+#pragma unroll
+        for (int c = 0; c < V; c++)
+            sum.v[c] += weight * p.v[c];
     }
-    y[row * y_pitch + col] = sum;
+    *(piece *)(y + row * y_pitch + col) = sum;
+}
+
+template <int V> static cudaError_t combine(const struct kcu_launch *l, const float *part, size_t part_pitch, const struct kcu_down *d)
+{
+    enum { THREADS = 128 };
+    return launch(l, combine_kernel<V>, dim3((d->width + THREADS * V - 1) / (THREADS * V), d->n), dim3(THREADS), 0, 0, part, part_pitch, d->ids, d->weights,
+                  d->ids_pitch, d->n_used, d->expert0, d->down.n_mats, d->y, d->y_pitch, d->width, l->stamp);
 }
 
 extern "C" cudaError_t kcu_combine(const struct kcu_launch *l, const float *part, size_t part_pitch, const struct kcu_down *d)
 {
-    return launch(l, combine_kernel, dim3((d->width + 255) / 256, d->n), dim3(256), 0, 0, part, part_pitch, d->ids, d->weights,
-                  d->ids_pitch, d->n_used, d->expert0, d->down.n_mats, d->y, d->y_pitch, d->width, l->stamp);
+    const bool fours = d->width % 4 == 0 && part_pitch % 4 == 0 && d->y_pitch % 4 == 0 && ((size_t)part | (size_t)d->y) % 16 == 0;
+    return fours ? combine<4>(l, part, part_pitch, d) : combine<1>(l, part, part_pitch, d);
 }
