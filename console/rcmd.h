@@ -28,7 +28,6 @@ struct rcmd_entry {
     enum rcmd_complete complete;
     const char *words; /* separated by '|' */
     const char *later; /* likewise, behind a site */
-    bool changes;      /* changes engine or conversation: not for a client that only watches */
     enum rs_result (*exec)(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err);
 };
 

@@ -31,7 +31,6 @@ const struct rcmd_entry rcmd_new_entry = {
     .args = "",
     .summary = "begin a new conversation",
     .help = "Begins a new conversation. The system message and the settings stay.",
-    .changes = true,
     .exec = exec_new,
 };
 
@@ -47,7 +46,6 @@ const struct rcmd_entry rcmd_retry_entry = {
     .args = "",
     .summary = "have the last message answered again",
     .help = "Answers the last message again, with the settings, mode and patches of now. The answer that was there is replaced.",
-    .changes = true,
     .exec = exec_retry,
 };
 
@@ -71,7 +69,6 @@ const struct rcmd_entry rcmd_rewind_entry = {
     .summary = "take the last N tokens of the answer back and have it go on from there",
     .help = "The answer goes on with the settings, mode and patches of now; what is in the cache of the part that stays is used again. Nothing else changed, the "
             "same tokens come again.",
-    .changes = true,
     .exec = exec_rewind,
 };
 
@@ -86,7 +83,6 @@ const struct rcmd_entry rcmd_fork_entry = {
     .args = "N",
     .summary = "as /rewind, in a branch: the conversation as it was stays",
     .help = "A copy of the conversation without the last N tokens goes on; /branch leads back to the other one.",
-    .changes = true,
     .exec = exec_fork,
 };
 
@@ -128,7 +124,6 @@ const struct rcmd_entry rcmd_branch_entry = {
     .name = "branch",
     .args = "[N]",
     .summary = "list the conversations that the engine holds, or go on with conversation N",
-    .changes = true,
     .exec = exec_branch,
 };
 
@@ -188,6 +183,5 @@ const struct rcmd_entry rcmd_open_entry = {
     .help = "Reads a file that /save wrote and goes on with its conversation, system message and settings. When the file is no good "
             "nothing changes.",
     .complete = RCMD_COMPLETE_FILE,
-    .changes = true,
     .exec = exec_open,
 };

@@ -31,13 +31,13 @@ static enum rs_result exec_go(const struct rcmd_entry *self, struct con *con, co
 }
 
 const struct rcmd_entry rcmd_continue_entry = {
-    .name = "continue", .args = "", .summary = "let a stopped engine run on", .changes = true, .exec = exec_go,
+    .name = "continue", .args = "", .summary = "let a stopped engine run on", .exec = exec_go,
 };
 const struct rcmd_entry rcmd_step_entry = {
-    .name = "step", .args = "[N]", .summary = "run the next op, or N, and stop again", .changes = true, .exec = exec_go,
+    .name = "step", .args = "[N]", .summary = "run the next op, or N, and stop again", .exec = exec_go,
 };
 const struct rcmd_entry rcmd_next_entry = {
-    .name = "next", .args = "", .summary = "run to the first op of the next layer", .changes = true, .exec = exec_go,
+    .name = "next", .args = "", .summary = "run to the first op of the next layer", .exec = exec_go,
 };
 const struct rcmd_entry rcmd_where_entry = {
     .name = "where", .args = "", .summary = "where the engine is stopped", .exec = by_lua,
@@ -48,20 +48,18 @@ const struct rcmd_entry rcmd_tap_entry = {
     .summary = "keep statistics of what ops write, or show what was kept",
     .help = "SITES is a glob, as in blk.*.attn.out. Steps stay graphs and tokens the same. /tap alone shows the last step of every tapped site; /untap takes taps "
             "away. save writes the whole tensor of the next step that is shown.",
-    .changes = true,
     .complete = RCMD_COMPLETE_SITE,
     .later = "stats|hash|values|save|rank",
     .exec = by_lua,
 };
 const struct rcmd_entry rcmd_untap_entry = {
-    .name = "untap", .args = "[SITES]", .summary = "take taps away", .changes = true, .complete = RCMD_COMPLETE_SITE, .exec = by_lua,
+    .name = "untap", .args = "[SITES]", .summary = "take taps away", .complete = RCMD_COMPLETE_SITE, .exec = by_lua,
 };
 const struct rcmd_entry rcmd_watch_entry = {
     .name = "watch",
     .args = "[SITES if CONDITION [stop] | del [ID]]",
     .summary = "watch for trouble in what ops write",
     .help = "CONDITION: nan, inf, allzero, constant, absmax>X, drift>X, rankdiff. A hit is told here; with stop it holds the engine. /watch alone lists them.",
-    .changes = true,
     .complete = RCMD_COMPLETE_SITE,
     .words = "del",
     .later = "if|nan|inf|allzero|constant|absmax>|drift>|rankdiff|stop|rank",
@@ -73,7 +71,6 @@ const struct rcmd_entry rcmd_break_entry = {
     .summary = "stop at ops",
     .help = "COND is an expression over step, pos, token, rows, prompt, layer, op, rank, min, max, absmax, mean, rms, zeros, nan, inf. Steps run eager while a "
             "breakpoint is armed. While the engine is stopped: /where, /print, /poke, /step, /next, /continue. /break alone lists them.",
-    .changes = true,
     .complete = RCMD_COMPLETE_SITE,
     .words = "del",
     .later = "before|after|if|rank",
@@ -93,7 +90,6 @@ const struct rcmd_entry rcmd_poke_entry = {
     .args = "SITE[RANK][ROWS:COLS] VALUE",
     .summary = "overwrite a tensor while the engine is stopped",
     .help = "Every value of the part gets VALUE: a number, nan, inf or -inf. Works while a breakpoint holds the engine inside a step.",
-    .changes = true,
     .complete = RCMD_COMPLETE_SITE,
     .exec = by_lua,
 };
@@ -102,7 +98,6 @@ const struct rcmd_entry rcmd_diff_entry = {
     .args = "A B [-p PROMPT]",
     .summary = "run two configurations on the same tokens and compare every op",
     .help = "A and B: settings and patches joined by commas, or default, or file:PATH for a dump: /diff mode=eager mode=graph; /diff default matmul=f32,cache=f32.",
-    .changes = true,
     .complete = RCMD_COMPLETE_CONFIG,
     .words = "default",
     .exec = by_lua,
@@ -111,12 +106,11 @@ const struct rcmd_entry rcmd_replay_entry = {
     .name = "replay",
     .args = "[PROMPT]",
     .summary = "every op against the reference on its own inputs",
-    .changes = true,
     .exec = by_lua,
 };
 const struct rcmd_entry rcmd_lens_entry = {
-    .name = "lens", .args = "[PROMPT]", .summary = "what the model would say after each layer", .changes = true, .exec = by_lua,
+    .name = "lens", .args = "[PROMPT]", .summary = "what the model would say after each layer", .exec = by_lua,
 };
 const struct rcmd_entry rcmd_experts_entry = {
-    .name = "experts", .args = "[PROMPT]", .summary = "which experts the routers choose, and how evenly", .changes = true, .exec = by_lua,
+    .name = "experts", .args = "[PROMPT]", .summary = "which experts the routers choose, and how evenly", .exec = by_lua,
 };

@@ -66,7 +66,6 @@ const struct rcmd_entry rcmd_load_entry = {
             "number of ranks "
             "is what the model gets by itself. When the file is no good the present model stays open.",
     .complete = RCMD_COMPLETE_FILE,
-    .changes = true,
     .exec = exec_load,
 };
 
@@ -115,7 +114,6 @@ const struct rcmd_entry rcmd_mode_entry = {
             "between two steps.",
     .complete = RCMD_COMPLETE_WORDS,
     .words = "eager|graph",
-    .changes = true,
     .exec = exec_mode,
 };
 
@@ -140,7 +138,6 @@ const struct rcmd_entry rcmd_ranks_entry = {
     .name = "ranks",
     .args = "[N]",
     .summary = "show the ranks or deal the loaded model to N of them",
-    .changes = true,
     .exec = exec_ranks,
 };
 
@@ -195,6 +192,5 @@ const struct rcmd_entry rcmd_set_entry = {
     .args = "[NAME=VALUE]",
     .summary = "show or change the options of the engine, and mouse=on|off",
     .complete = RCMD_COMPLETE_SETTING,
-    .changes = true,
     .exec = exec_set,
 };

@@ -17,7 +17,6 @@ const struct rcmd_entry rcmd_exp_entry = {
             "model, in turns; what they change is put back. The result is kept in the notebook. Ctrl-C stops it.\n"
             "Example: /exp slot_order=slot,file mla=absorbed,off mode=eager,graph : What is the capital of France?",
     .complete = RCMD_COMPLETE_LEVELS,
-    .changes = true,
     .exec = exec,
 };
 
@@ -27,7 +26,6 @@ const struct rcmd_entry rcmd_bisect_entry = {
     .summary = "find the smallest set of patches that changes the answer",
     .help = "Without patches: those that are set now. An answer is bad when its tokens are not those that the model gives with all slots at their defaults.",
     .complete = RCMD_COMPLETE_CONFIG,
-    .changes = true,
     .exec = exec,
 };
 
@@ -40,7 +38,6 @@ const struct rcmd_entry rcmd_claim_entry = {
             "Example: /claim add the attention op is to blame; What is the capital of France?; The capital of France is Paris.; default: wrong; mla=off: right",
     .complete = RCMD_COMPLETE_WORDS,
     .words = "add",
-    .changes = true,
     .exec = exec,
 };
 
@@ -50,7 +47,6 @@ const struct rcmd_entry rcmd_retest_entry = {
     .summary = "run claims again under the present configuration",
     .complete = RCMD_COMPLETE_WORDS,
     .words = "all",
-    .changes = true,
     .exec = exec,
 };
 
@@ -74,7 +70,6 @@ const struct rcmd_entry rcmd_weights_entry = {
             "Example: /weights load blk.3.ffn_down* from other.gguf",
     .complete = RCMD_COMPLETE_WORDS,
     .words = "list|load",
-    .changes = true,
     .exec = exec,
 };
 
@@ -84,6 +79,5 @@ const struct rcmd_entry rcmd_triage_entry = {
     .summary = "find the op that makes the output bad",
     .help = "Checks what eliminates most per second first: health, hyper-parameters, every op against the reference on its own inputs, ranks, cache, eager "
             "against graph, other implementations. Ends with a verdict and what it rests on.",
-    .changes = true,
     .exec = exec,
 };

@@ -251,6 +251,5 @@ const struct rcmd_entry rcmd_patch_entry = {
             "whatever runs (64), and says how far they are apart; promote puts it in, unless that is more than LIMIT. A change takes effect between two "
             "steps, on all ranks at once.",
     .complete = RCMD_COMPLETE_PATCH,
-    .changes = true,
     .exec = exec_patch,
 };

@@ -102,6 +102,5 @@ const struct rcmd_entry rcmd_restart_entry = {
     .help = "Ends the engine if it still runs, starts a new one with the same model, ranks, mode and patches, and goes on with this "
             "conversation. A "
             "question that had no answer yet is asked again.",
-    .changes = true,
     .exec = exec_restart,
 };

@@ -34,7 +34,6 @@ const struct rcmd_entry rcmd_system_entry = {
     .help = "Sets the system message of this conversation, from the next message on.",
     .complete = RCMD_COMPLETE_WORDS,
     .words = "none",
-    .changes = true,
     .exec = exec_system,
 };
 
@@ -62,7 +61,6 @@ const struct rcmd_entry rcmd_think_entry = {
     .help = "on and off ask for it or against it; default leaves it to the model's template.",
     .complete = RCMD_COMPLETE_WORDS,
     .words = "on|off|default",
-    .changes = true,
     .exec = exec_think,
 };
 
@@ -92,7 +90,6 @@ static enum rs_result exec_sampling(const struct rcmd_entry *self, struct con *c
         .summary = SUMMARY,                                                                                                                \
         .complete = RCMD_COMPLETE_WORDS,                                                                                                   \
         .words = "default",                                                                                                                \
-        .changes = true,                                                                                                                   \
         .exec = exec_sampling,                                                                                                             \
     }
 

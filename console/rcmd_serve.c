@@ -68,6 +68,5 @@ const struct rcmd_entry rcmd_serve_entry = {
             "listens; off lets running requests finish and ends it. The console's end is its end.",
     .complete = RCMD_COMPLETE_WORDS,
     .words = "off|--port",
-    .changes = true,
     .exec = exec_serve,
 };

@@ -59,6 +59,5 @@ const struct rcmd_entry rcmd_spec_entry = {
             "drafts. Without an argument the acceptance of drafts and the time of steps are shown.",
     .complete = RCMD_COMPLETE_WORDS,
     .words = "off|1|2|3|4|5|6|7|8",
-    .changes = true,
     .exec = exec_spec,
 };
