@@ -18,7 +18,7 @@ static enum rs_result msg_add(struct engine *e, struct msg *m, struct args *a, s
     if (rc != RS_OK)
         return rc;
     if (!e->rt->backend->ops->inspects)
-        return error_set(err, RS_EUNSUPPORTED, "break.add: the %s backend cannot stop inside a step", e->rt->backend->ops->name);
+        return error_set(err, RS_EUNSUPPORTED, "the %s backend cannot stop inside a step", e->rt->backend->ops->name);
     msg_read_site(a, true, NULL, b.glob);
     args_str(a, "when", &when);
     args_str(a, "cond", &cond);
@@ -73,7 +73,7 @@ static enum rs_result msg_del(struct engine *e, struct msg *m, struct args *a, s
         n++;
     }
     if (by_id && n == 0)
-        return error_set(err, RS_ENOTFOUND, "break.del: no breakpoint %u", id);
+        return error_set(err, RS_ENOTFOUND, "there is no breakpoint %u", id);
     json_object_set_new(m->reply, "removed", json_integer(n));
     engine_announce(e);
     return RS_OK;

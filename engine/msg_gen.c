@@ -126,9 +126,9 @@ static enum rs_result allocate(struct engine *e, struct seq *s, const int32_t *i
 {
     uint32_t limit = e->rt->cfg.ctx < e->model->hp.context ? e->rt->cfg.ctx : e->model->hp.context;
     if (n == 0)
-        return error_set(err, RS_EUSAGE, "submit: the prompt is empty");
+        return error_set(err, RS_EUSAGE, "the prompt is empty");
     if (n >= limit)
-        return error_set(err, RS_EUSAGE, "submit: a prompt of %u tokens does not fit into a context of %u", n, limit);
+        return error_set(err, RS_EUSAGE, "a prompt of %u tokens does not fit into a context of %u", n, limit);
     if (s->max_out > limit - n || s->max_out == 0)
         s->max_out = limit - n;
     s->cap = n + s->max_out;
@@ -178,7 +178,7 @@ static enum rs_result msg_submit(struct engine *e, struct msg *m, struct args *a
     if (rc == RS_OK)
         rc = args_end(a);
     if (rc == RS_OK && s->session != 0 && find_session(e, s->session) == NULL)
-        rc = error_set(err, RS_ENOTFOUND, "submit: no session %u", s->session);
+        rc = error_set(err, RS_ENOTFOUND, "there is no session %u", s->session);
     if (rc == RS_OK)
         rc = msg_check_capturable(e, e->rt->choices, e->graph, e->guard, err);
     if (rc == RS_OK)

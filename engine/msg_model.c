@@ -152,7 +152,7 @@ static void parse_gpus(struct args *a, struct runtime_config *cfg)
     }
     cfg->n_listed = (uint32_t)n;
     if (!ok && a->rc == RS_OK)
-        a->rc = error_set(a->err, RS_EUSAGE, "open: gpus must be a number of devices, 1 to %d, or a list of different device numbers", RUNTIME_MAX_GPUS);
+        a->rc = error_set(a->err, RS_EUSAGE, "gpus must be a number of devices, 1 to %d, or a list of different device numbers", RUNTIME_MAX_GPUS);
 }
 
 static bool parse_numerics(struct args *a, bool *fast)
@@ -230,7 +230,7 @@ static enum rs_result msg_open(struct engine *e, struct msg *m, struct args *a, 
     if (rc != RS_OK)
         return rc;
     if (synthetic && path != NULL)
-        return error_set(err, RS_EUSAGE, "open: path or synthetic, not both");
+        return error_set(err, RS_EUSAGE, "a model is a path or synthetic, not both");
     rc = synthetic ? model_make(&made, &model, err) : model_open(path, &model, err);
     if (rc != RS_OK)
         return rc;
@@ -289,7 +289,7 @@ static enum rs_result msg_set(struct engine *e, struct msg *m, struct args *a, s
         rc = msg_check_capturable(e, e->rt->choices, graph, guard, err);
     if (rc == RS_OK && ranks != 0) {
         if (e->rt == NULL)
-            return error_set(err, RS_ESTATE, "set: no model is open");
+            return error_set(err, RS_ESTATE, "no model is open");
         struct runtime_config cfg = e->rt->cfg;
         cfg.ranks = ranks;
         if (ranks != e->rt->cfg.ranks)
