@@ -25,9 +25,9 @@ static enum rs_result msg_add(struct engine *e, struct msg *m, struct args *a, s
     msg_read_rank(e, a, &b.rank);
     rc = args_end(a);
     if (rc == RS_OK && strcmp(when, "before") != 0 && strcmp(when, "after") != 0)
-        rc = error_set(err, RS_EUSAGE, "break.add: when must be before or after, not '%.20s'", when);
+        rc = error_set(err, RS_EUSAGE, "a breakpoint is before or after an op, not '%.20s'", when);
     if (rc == RS_OK && strlen(cond) >= sizeof b.text)
-        rc = error_set(err, RS_EUSAGE, "break.add: a condition has at most %zu characters", sizeof b.text - 1);
+        rc = error_set(err, RS_EUSAGE, "a condition has at most %zu characters", sizeof b.text - 1);
     if (rc == RS_OK)
         rc = pred_compile(cond, &b.cond, err);
     uint32_t sites = 0;

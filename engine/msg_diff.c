@@ -348,10 +348,10 @@ static enum rs_result msg_diff(struct engine *e, struct msg *m, struct args *a, 
     if (rc == RS_OK)
         rc = args_end(a);
     if (rc == RS_OK && strcmp(cache, "same") != 0 && strcmp(cache, "own") != 0)
-        rc = error_set(err, RS_EUSAGE, "diff: cache must be same or own, not '%.20s'", cache);
+        rc = error_set(err, RS_EUSAGE, "cache must be same or own, not '%.20s'", cache);
     d.own_cache = cache[0] == 'o';
     if (rc == RS_OK && d.file != NULL && d.decode != 0)
-        rc = error_set(err, RS_EUSAGE, "diff: a saved reference has no decode step");
+        rc = error_set(err, RS_EUSAGE, "a saved reference has no decode step");
     if (rc == RS_OK) {
         choose_tolerance(&d);
         if (asked) {
