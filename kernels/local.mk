@@ -85,6 +85,7 @@ EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/steps.cuh \
 	kernels/cuda/tensor.cuh \
 	kernels/cuda/wgmma.cuh \
+	kernels/cuda/wgmma_group.cuh \
 	kernels/cuda/wgmma_wide.cuh
 if HAVE_CUDA
 libkernels_a_LIBADD += $(CUDA_SOURCES:.cu=.o)
