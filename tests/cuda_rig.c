@@ -51,15 +51,17 @@ enum rs_result rig_open(const struct rig_config *cfg, struct rig *r, struct rs_e
     r->generation = 1;
     const uint32_t keys = cfg->max_keys, rows = cfg->max_rows;
     r->blocks = (keys + BLOCK - 1) / BLOCK;
-    r->table = calloc((size_t)RIG_SEQS * r->blocks, sizeof *r->table);
+    r->table = calloc((size_t)RIG_SEGS * r->blocks, sizeof *r->table);
     r->batch = (struct batch){.cap = rows,
-                              .cap_segs = RIG_SEQS,
+                              .cap_segs = RIG_SEGS,
                               .cap_logits = rows,
                               .segs = r->seg,
                               .token = calloc(rows, 4),
                               .pos = calloc(rows, 4),
                               .seg = calloc(rows, 4),
-                              .logit_row = calloc(rows, 4)};
+                              .logit_row = calloc(rows, 4),
+                              .want = calloc(rows, sizeof(struct batch_want)),
+                              .wants = cfg->tops};
     const uint32_t wanted = cfg->seqs != 0 ? cfg->seqs : 64, seqs = rows < wanted ? rows : wanted;
     for (uint32_t s = 0; s < seqs; s++) /* scattered on purpose: neighbours in a sequence are not neighbours in the cache */
         for (uint32_t b = 0; b < r->blocks; b++)
@@ -105,6 +107,7 @@ void rig_close(struct rig *r)
     free(r->batch.pos);
     free(r->batch.seg);
     free(r->batch.logit_row);
+    free(r->batch.want);
     memset(r, 0, sizeof *r);
 }
 
@@ -142,22 +145,40 @@ enum rs_result rig_step(struct rig *r, uint32_t seq, const int32_t *ids, uint32_
     return run(r, graph, err);
 }
 
-enum rs_result rig_decode(struct rig *r, const int32_t *ids, uint32_t n, uint32_t pos, bool graph, struct rs_error *err)
+static void add_seg(struct rig *r, uint32_t seq, enum batch_kind kind, const int32_t *ids, uint32_t n, uint32_t pos)
 {
     struct batch *b = &r->batch;
-    b->n_rows = b->n_segs = b->n_logits = n;
-    b->bucket = 1;
-    while (b->bucket < n)
-        b->bucket *= 2;
-    b->max_keys = pos + 1;
+    r->seg[b->n_segs] = (struct batch_seg){.row0 = b->n_rows, .n_rows = n, .pos0 = pos, .kind = kind, .table = r->table + (size_t)seq * r->blocks};
     for (uint32_t i = 0; i < n; i++) {
-        r->seg[i] =
-            (struct batch_seg){.row0 = i, .n_rows = 1, .pos0 = pos, .kind = BATCH_GENERATED, .table = r->table + (size_t)i * r->blocks};
-        b->token[i] = ids[i];
-        b->pos[i] = (int32_t)pos;
-        b->seg[i] = b->logit_row[i] = (int32_t)i;
+        b->token[b->n_rows] = ids[i];
+        b->pos[b->n_rows] = (int32_t)(pos + i);
+        b->seg[b->n_rows++] = (int32_t)b->n_segs;
     }
+    b->logit_row[b->n_segs++] = (int32_t)b->n_rows - 1;
+    b->n_logits = b->n_segs;
+    b->max_keys = pos + n > b->max_keys ? pos + n : b->max_keys;
+}
+
+enum rs_result rig_mixed(struct rig *r, const int32_t *ids, uint32_t n_seqs, uint32_t pos, uint32_t rows, uint32_t each, bool graph, struct rs_error *err)
+{
+    struct batch *b = &r->batch;
+    b->n_rows = b->n_segs = b->max_keys = 0;
+    for (uint32_t i = 0; i < n_seqs; i++)
+        add_seg(r, i, BATCH_GENERATED, ids + i, 1, pos);
+    for (uint32_t i = 0; i < rows; i += each)
+        add_seg(r, b->n_segs, BATCH_PROMPT, ids + i, rows - i < each ? rows - i : each, 0);
+    b->bucket = 1;
+    while (b->bucket < b->n_rows)
+        b->bucket *= 2;
+    if (rows != 0) /* as the engine does it where padding is computed too */
+        b->bucket = b->bucket > 64 ? (b->n_rows + b->bucket / 8 - 1) / (b->bucket / 8) * (b->bucket / 8) : b->bucket;
+    b->bucket = b->bucket < b->cap ? b->bucket : b->cap;
     return run(r, graph, err);
+}
+
+enum rs_result rig_decode(struct rig *r, const int32_t *ids, uint32_t n, uint32_t pos, bool graph, struct rs_error *err)
+{
+    return rig_mixed(r, ids, n, pos, 0, 1, graph, err);
 }
 
 int32_t rig_argmax(const float *x, uint32_t n)

@@ -7,13 +7,14 @@
 #include "engine/gguf.h"
 #include "engine/weights.h"
 
-enum { RIG_SEQS = 1024 };
+enum { RIG_SEQS = 1024, RIG_SEGS = RIG_SEQS + 64 /* of a step */ };
 
 struct rig_config {
     const char *path; /* a GGUF file, or NULL: synthetic */
     const char *synthetic;
     uint32_t layers; /* synthetic: 0 all */
     uint32_t ranks, gpus, max_rows, max_keys, seqs; /* seqs: sequences that there is room for; 0: 64 */
+    bool tops; /* steps look at logits where they lie, as for the likeliest token; they do not come to the host */
     int only_rank; /* -1: all */
     enum krn_cache_type cache;
     uint32_t timeout_ms; /* see cuda_config */
@@ -30,8 +31,8 @@ struct rig {
     struct choice *choices;
     struct backend *backend;
     struct batch batch;
-    struct batch_seg seg[RIG_SEQS];
-    int32_t *table; /* [RIG_SEQS][blocks] */
+    struct batch_seg seg[RIG_SEGS];
+    int32_t *table; /* [RIG_SEGS][blocks] */
     uint32_t blocks;
     uint64_t generation; /* of the choices */
 };
@@ -44,6 +45,9 @@ enum rs_result rig_step(struct rig *r, uint32_t seq, const int32_t *ids, uint32_
                         struct rs_error *err);
 /* One generated token each of n_seqs sequences, all at position pos. */
 enum rs_result rig_decode(struct rig *r, const int32_t *ids, uint32_t n_seqs, uint32_t pos, bool graph, struct rs_error *err);
+/* As an engine's step under load: a generated token each of n_seqs sequences, all at position pos, and behind them `rows` rows of prompts of `each` tokens, sequences of
+ * their own, from position 0. One row of logits of each sequence. */
+enum rs_result rig_mixed(struct rig *r, const int32_t *ids, uint32_t n_seqs, uint32_t pos, uint32_t rows, uint32_t each, bool graph, struct rs_error *err);
 
 /* The choices were changed: graphs are captured again. */
 void rig_generation(struct rig *r);
