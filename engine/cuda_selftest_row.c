@@ -85,6 +85,26 @@ static double apart(const float *a, const float *b, size_t n)
     return sqrt(d / s);
 }
 
+/* A weight whose blocks would be a few too many to be resident together takes other shapes for a lone row; one row as the first of two does not. */
+static void check_whole(struct check *t, uint32_t rows, uint32_t k)
+{
+    struct kcu_mat m = {.type = KRN_Q8_0, .rows = rows, .k = k, .n_mats = 1, .pitch = kcu_pitch(KRN_Q8_0, k)};
+    const size_t q8 = krn_q8_row_bytes(k);
+    uint8_t *w = device(t, NULL, rows * m.pitch), *xq = device(t, NULL, 2 * q8);
+    struct kcu_rows_in in = {.x = device(t, randoms(t, 2 * k), 2 * k * 4), .pitch = k, .q8 = xq, .q8_pitch = q8};
+    float *y1 = device(t, NULL, rows * 4), *y2 = device(t, NULL, 2 * rows * 4);
+    m.w = w;
+    struct kcu_linear a = {.n_mats = 1, .m = {m}, .in = in, .n = 1, .y = y1, .y_pitch = rows};
+    if (t->rc != RS_OK || !good(t, kcu_random(&t->l, m.type, k, rows, 0.02f, 0, 7, w), "weights") ||
+        !good(t, kcu_quantise(&t->l, &in, 2, k, xq), "int8") || !good(t, kcu_linear(&t->l, &a), "product"))
+        return;
+    a.n = 2;
+    a.y = y2;
+    if (good(t, kcu_linear(&t->l, &a), "product of two rows"))
+        result(t, apart(fetch(t, y1, rows * 4), fetch(t, y2, rows * 4), rows), 1e-5, "one row of %u x %u, all weights at once", rows, k);
+    release(t);
+}
+
 struct outcome {
     const float *p, *choice, *act, *y;
 };
@@ -304,6 +324,8 @@ void cuda_selftest_row(struct check *t)
     check_slices(t, KRN_Q5_K, KRN_Q6_K, 1024, 256);
     check_slices(t, KRN_Q6_K, KRN_Q4_K, 512, 512);
 
+    check_whole(t, 2624, 6144);
+    check_whole(t, 6143, 2048);
     check_product(t, KRN_Q8_0);
     check_product(t, KRN_Q5_K);
     check_choice(t, LOCAL, true, true);

@@ -42,12 +42,17 @@ static __global__ void __launch_bounds__(THREADS) linear_kernel(const struct kcu
     }
 }
 
-/* One row of activations, one known type: the activations go through shared memory. Q: quads per thread of the norm that precedes; 0: none. */
-template <int T, int Q>
-static __global__ void __launch_bounds__(2 * THREADS, 2)
+/* Where the blocks of the usual shape of one_row_kernel() are a few too many to be resident together, the last of them begin to load when others have
+ * ended. In these shapes, for long and for short rows, every weight is on its way while the predecessor still runs. LONG is compiled as if it had more
+ * threads: so every quarter of the registers has room for a warp of its successor, which would not be there in time otherwise. */
+enum { LONG = 352, LONG_BOUND = 448, SHORT = 384 };
+
+/* One row of activations, one known type: the activations go through shared memory. Q: quads per thread of the norm that precedes; 0: none. ALL: threads;
+ * DEPTH: units in flight per lane. */
+template <int T, int Q, int ALL = 2 * THREADS, int PER_SM = 2, int DEPTH = row_depth<fmt<T>>::N>
+static __global__ void __launch_bounds__(ALL == LONG ? LONG_BOUND : ALL, PER_SM)
     one_row_kernel(const __grid_constant__ struct kcu_linear a, const shape s, uint64_t *at)
 {
-    enum { ALL = 2 * THREADS };
     extern __shared__ __align__(16) uint8_t xs[];
     __shared__ float unit[Q * ALL / 8 + 1];
     typedef fmt<T> F;
@@ -57,7 +62,7 @@ static __global__ void __launch_bounds__(2 * THREADS, 2)
     const uint32_t r = block * (ALL / lpr) + threadIdx.x / lpr, sub = threadIdx.x % lpr;
     const bool on = r < m.rows, adds = on && sub == 0 && j == 0 && a.x != nullptr;
     float x = 0;
-    const float acc = dot_staged<F, row_depth<F>::N>(m.w + (size_t)(on ? r : 0) * m.pitch, on, m.k, sub, lpr, xs, [&] {
+    const float acc = dot_staged<F, DEPTH>(m.w + (size_t)(on ? r : 0) * m.pitch, on, m.k, sub, lpr, xs, [&] {
         norm_row<Q == 0 ? 1 : Q, ALL> norm;
         if constexpr (Q != 0)
             norm.start(a.pre);
@@ -105,15 +110,45 @@ static uint32_t k_of(const struct kcu_linear *a)
 /* A norm of a longer row is dearer in every block than in a launch of its own. */
 enum { STAGED_MAX = 48 * 1024, NORM_MAX = 2048 };
 
+/* Blocks of so many threads; s.blocks0 is set. */
+static uint32_t blocks_of(const struct kcu_linear *a, shape *s, uint32_t threads)
+{
+    uint32_t blocks[2] = {0, 0};
+    for (uint32_t i = 0; i < a->n_mats; i++)
+        if (s->lpr[i] != 0)
+            blocks[i] = (a->m[i].rows + threads / s->lpr[i] - 1) / (threads / s->lpr[i]);
+    s->blocks0 = blocks[0];
+    return blocks[0] + blocks[1];
+}
+
+/* Do blocks of another shape hold every weight in registers and are all of them resident together? s becomes that shape. */
+static bool is_whole(const struct kcu_linear *a, shape *s, uint32_t threads, uint32_t lanes, uint32_t depth)
+{
+    const uint32_t units = k_of(a) / 32;
+    for (uint32_t &lpr : s->lpr)
+        lpr = lpr != 0 ? lanes : 0;
+    return units <= lanes * depth && units > lanes * (depth - 1) && blocks_of(a, s, threads) <= 2 * multiprocessors();
+}
+
+static bool run_whole(const struct kcu_launch *l, const struct kcu_linear *a, const shape &s, size_t bytes, cudaError_t *e)
+{
+    shape o = s;
+    if (is_whole(a, &o, LONG, 32, 6))
+        *e = launch(l, one_row_kernel<KRN_Q8_0, 0, LONG, 2, 6>, dim3(blocks_of(a, &o, LONG)), dim3(LONG), bytes, 0, *a, o, l->stamp);
+    else if (is_whole(a, &o, SHORT, 16, 4))
+        *e = launch(l, one_row_kernel<KRN_Q8_0, 0, SHORT, 2, 4>, dim3(blocks_of(a, &o, SHORT)), dim3(SHORT), bytes, 0, *a, o, l->stamp);
+    else
+        return false;
+    return true;
+}
+
 template <int T> static cudaError_t one_row(const struct kcu_launch *l, const struct kcu_linear *a, shape s)
 {
     const size_t bytes = staged_bytes(T, k_of(a));
-    uint32_t blocks[2] = {0, 0};
-    for (uint32_t i = 0; i < a->n_mats; i++)
-        if (s.lpr[i] != 0)
-            blocks[i] = (a->m[i].rows + 2 * THREADS / s.lpr[i] - 1) / (2 * THREADS / s.lpr[i]);
-    s.blocks0 = blocks[0];
-    const dim3 grid(blocks[0] + blocks[1]);
+    const dim3 grid(blocks_of(a, &s, 2 * THREADS));
+    cudaError_t e;
+    if (T == KRN_Q8_0 && a->pre.x == NULL && grid.x > 2 * multiprocessors() && run_whole(l, a, s, bytes, &e))
+        return e;
     if (a->pre.x == NULL)
         return launch(l, one_row_kernel<T, 0>, grid, dim3(2 * THREADS), bytes, 0, *a, s, l->stamp);
     return launch(l, one_row_kernel<T, NORM_MAX / (8 * THREADS)>, grid, dim3(2 * THREADS), bytes, 0, *a, s, l->stamp);
