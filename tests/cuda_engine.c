@@ -122,7 +122,7 @@ static void test_stuck(struct rs_engine *e)
             sent = rs_send(e, "cancel", cancel, &id, &err) == RS_OK;
         }
         if (ev.type == RS_EVENT_DONE)
-            snprintf(why, sizeof why, "%s", strstr(ev.json, "\"error\"") != NULL ? strstr(ev.json, "\"error\"") : "no error");
+            snprintf(why, sizeof why, "%s", strstr(ev.json, "\"error\":") != NULL ? strstr(ev.json, "\"error\":") : "no error");
     }
     tap_ok(strstr(where, "rank 0 (GPU 0) waits in blk.2.attn.allreduce for rank 1 (GPU 1), which has not left blk.2.attn.out for 1 s") != NULL, "it is told: %s", where);
     tap_ok(strstr(why, "the step was given up") != NULL && strstr(why, "blk.2.attn.allreduce") != NULL, "and given up: %s", why);
