@@ -1,10 +1,18 @@
 # TAP for tests in POSIX shell: . "$abs_srcdir/tests/tap.sh". Ends in tap_done. Exit status is 0 once the plan ran (see tap.h).
 # shellcheck shell=sh
 #
-# The environment: $abs_srcdir and $abs_builddir are the two trees, $TEST_SCRATCH is this test's own empty directory.
+# The environment: $abs_srcdir and $abs_builddir are the two trees, $TEST_SCRATCH is this test's own empty directory. A test that is run by hand
+# takes the build where it stands, or that of scripts/start or scripts/check; without one $abs_builddir is a place that is not there.
 
 : "${abs_srcdir:=$(cd "$(dirname "$0")/.." && pwd)}"
-: "${abs_builddir:=$PWD}"
+for tap_build in "$PWD" "$abs_srcdir" "$abs_srcdir/build" "$abs_srcdir/build-check"; do
+    [ -z "${abs_builddir-}" ] && [ -f "$tap_build/config.status" ] && abs_builddir=$tap_build
+done
+: "${abs_builddir:=$abs_srcdir/build}"
+if [ -z "${TEST_SCRATCH-}" ]; then
+    TEST_SCRATCH=$(mktemp -d) || exit 1
+    trap 'rm -rf "$TEST_SCRATCH"' EXIT
+fi
 tap_run=0
 tap_failed=0
 tap_planned=
