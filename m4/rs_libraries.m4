@@ -43,7 +43,7 @@ AC_DEFUN([RS_SUMMARY], [
   AS_IF([test $have_nccl = no], [rs_left_out="$rs_left_out
     * NCCL ($nccl_why): no NCCL collectives."])
   AS_IF([test $have_mpi = no], [rs_left_out="$rs_left_out
-    * Open MPI (--with-mpi=$with_mpi): one host only."])
+    * Open MPI (--with-mpi=$with_mpi): several hosts exchange data by TCP only."])
   AS_IF([test $rs_x86 = no], [rs_left_out="$rs_left_out
     * AVX2/AVX-512 kernels (not x86-64, or the compiler is too old): portable C kernels only."])
   AC_MSG_NOTICE([
