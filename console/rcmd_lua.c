@@ -194,7 +194,7 @@ enum rs_result rcmd_lua_eval(struct con *con, const char *code, struct rs_error 
     return exec_lua(&rcmd_lua_entry, con, code, err);
 }
 
-/* A place in the library is of no use to who typed a command. */
+/* A place in the library is of no use to who typed a command. Lua shortens a long path to dots and its end. */
 static void drop_place(struct rs_error *err)
 {
     char *p = err->msg, *end = NULL;
@@ -204,7 +204,7 @@ static void drop_place(struct rs_error *err)
         if (n > 0 && strncmp(digits + n, ": ", 2) == 0)
             end = digits + n + 2;
     }
-    if (p[0] == '/' && end != NULL)
+    if ((p[0] == '/' || p[0] == '.') && end != NULL)
         memmove(p, end, strlen(end) + 1);
 }
 
