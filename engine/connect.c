@@ -4,6 +4,7 @@
  * with the snapshot page's descriptor; everything after that are frames. A socket file whose engine is gone refuses connections; listing removes it. */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,14 +25,17 @@
 #include "engine/rankscope.h"
 #include "engine/snapshot.h"
 
+enum { SOCKET_PATH = 1024, RUNTIME_DIR = SOCKET_PATH - 32 }; /* bytes; in a folder comes NAME.sock~ */
+
 /* $XDG_RUNTIME_DIR/rankscope, or /tmp/rankscope-UID; made if it is missing, refused if it is not ours alone. */
-static enum rs_result runtime_dir(char out[200], struct rs_error *err)
+static enum rs_result runtime_dir(char out[RUNTIME_DIR], struct rs_error *err)
 {
     const char *xdg = getenv("XDG_RUNTIME_DIR");
     struct stat st;
-    int n = xdg != NULL && xdg[0] == '/' ? snprintf(out, 200, "%s/rankscope", xdg) : snprintf(out, 200, "/tmp/rankscope-%u", (unsigned)getuid());
-    if (n >= 80) /* a socket address holds 107 bytes */
-        snprintf(out, 200, "/tmp/rankscope-%u", (unsigned)getuid());
+    int n = xdg != NULL && xdg[0] == '/' ? snprintf(out, RUNTIME_DIR, "%s/rankscope", xdg)
+                                         : snprintf(out, RUNTIME_DIR, "/tmp/rankscope-%u", (unsigned)getuid());
+    if (n >= RUNTIME_DIR)
+        return error_set(err, RS_EIO, "XDG_RUNTIME_DIR is too long: %s", xdg);
     if (mkdir(out, 0700) != 0 && errno != EEXIST)
         return error_set(err, RS_EIO, "cannot make %s: %s", out, strerror(errno));
     if (lstat(out, &st) != 0 || !S_ISDIR(st.st_mode) || st.st_uid != getuid() || (st.st_mode & 077) != 0)
@@ -50,38 +54,68 @@ static bool good_name(const char *s)
     return true;
 }
 
-static enum rs_result socket_path(const char *name, struct sockaddr_un *a, struct rs_error *err)
+/* Where the socket of an engine lies: of a name in the runtime folder; a path stays one. */
+static enum rs_result socket_path(const char *name, char out[SOCKET_PATH], struct rs_error *err)
 {
-    char dir[200];
+    char dir[RUNTIME_DIR];
     enum rs_result rc;
-    memset(a, 0, sizeof *a);
-    a->sun_family = AF_UNIX;
     if (strchr(name, '/') != NULL) {
-        if (strlen(name) >= sizeof a->sun_path)
+        if (strlen(name) >= SOCKET_PATH - 1)
             return error_set(err, RS_EUSAGE, "socket path is too long: %s", name);
-        memcpy(a->sun_path, name, strlen(name));
+        strcpy(out, name);
         return RS_OK;
     }
     if (!good_name(name))
         return error_set(err, RS_EUSAGE, "an engine's name is 1 to 20 letters, digits, '-', '_' or '.', not '%.30s'", name);
     if ((rc = runtime_dir(dir, err)) != RS_OK)
         return rc;
-    snprintf(a->sun_path, sizeof a->sun_path, "%.80s/%s.sock", dir, name);
+    snprintf(out, SOCKET_PATH, "%s/%s.sock", dir, name);
     return RS_OK;
 }
 
-static int try_connect(const struct sockaddr_un *a)
+/* An address holds 107 bytes. A longer path goes by a descriptor of its folder, which the caller closes when the address has been used; else -1. */
+static bool address_of(const char *path, struct sockaddr_un *a, int *folder)
 {
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return -1;
-    if (connect(fd, (const struct sockaddr *)a, sizeof *a) != 0) {
-        int e = errno;
-        close(fd);
-        errno = e;
-        return -1;
+    *a = (struct sockaddr_un){.sun_family = AF_UNIX};
+    *folder = -1;
+    if (strlen(path) < sizeof a->sun_path) {
+        strcpy(a->sun_path, path);
+        return true;
     }
-    return fd;
+    const char *base = strrchr(path, '/');
+    char dir[SOCKET_PATH];
+    snprintf(dir, sizeof dir, "%.*s", (int)(base - path), path);
+    if ((*folder = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0)
+        return false;
+    if (snprintf(a->sun_path, sizeof a->sun_path, "/proc/self/fd/%d%s", *folder, base) < (int)sizeof a->sun_path)
+        return true;
+    close(*folder);
+    *folder = -1;
+    errno = ENAMETOOLONG;
+    return false;
+}
+
+/* A new socket, bound (and not blocking) or connected; -1 with errno. */
+static int socket_at(const char *path, bool bound)
+{
+    struct sockaddr_un a;
+    int folder, fd;
+    if (!address_of(path, &a, &folder))
+        return -1;
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | (bound ? SOCK_NONBLOCK : 0), 0);
+    bool ok = fd >= 0 && (bound ? bind(fd, (struct sockaddr *)&a, sizeof a) : connect(fd, (struct sockaddr *)&a, sizeof a)) == 0;
+    int e = errno;
+    if (folder >= 0)
+        close(folder);
+    if (!ok && fd >= 0)
+        close(fd);
+    errno = e;
+    return ok ? fd : -1;
+}
+
+static int try_connect(const char *path)
+{
+    return socket_at(path, false);
 }
 
 bool connect_send_page(int fd, int page_fd)
@@ -139,9 +173,9 @@ static enum rs_result handle_of(int fd, const char *name, struct rs_engine **out
 }
 
 /* Call fn for every NAME.sock that accepts a connection; dead ones are removed. */
-static enum rs_result each_engine(void (*fn)(void *arg, const char *name, const struct sockaddr_un *a, int fd), void *arg, struct rs_error *err)
+static enum rs_result each_engine(void (*fn)(void *arg, const char *name, const char *path, int fd), void *arg, struct rs_error *err)
 {
-    char dir[200];
+    char dir[RUNTIME_DIR];
     enum rs_result rc = runtime_dir(dir, err);
     DIR *d = rc == RS_OK ? opendir(dir) : NULL;
     if (rc != RS_OK)
@@ -149,21 +183,20 @@ static enum rs_result each_engine(void (*fn)(void *arg, const char *name, const 
     if (d == NULL)
         return error_set(err, RS_EIO, "cannot read %s: %s", dir, strerror(errno));
     for (struct dirent *f; (f = readdir(d)) != NULL;) {
-        char name[64];
-        struct sockaddr_un a;
+        char name[64], path[SOCKET_PATH];
         size_t n = strlen(f->d_name);
         if (n < 6 || n > 25 || strcmp(f->d_name + n - 5, ".sock") != 0)
             continue;
         snprintf(name, sizeof name, "%.*s", (int)(n - 5), f->d_name);
-        if (socket_path(name, &a, NULL) != RS_OK)
+        if (socket_path(name, path, NULL) != RS_OK)
             continue;
-        int fd = try_connect(&a);
+        int fd = try_connect(path);
         if (fd < 0) {
             if (errno == ECONNREFUSED)
-                unlink(a.sun_path);
+                unlink(path);
             continue;
         }
-        fn(arg, name, &a, fd);
+        fn(arg, name, path, fd);
     }
     closedir(d);
     return RS_OK;
@@ -174,10 +207,10 @@ struct only {
     int n;
 };
 
-static void count_one(void *arg, const char *name, const struct sockaddr_un *a, int fd)
+static void count_one(void *arg, const char *name, const char *path, int fd)
 {
     struct only *o = arg;
-    (void)a;
+    (void)path;
     close(fd);
     snprintf(o->name, sizeof o->name, "%s", name);
     o->n++;
@@ -185,7 +218,7 @@ static void count_one(void *arg, const char *name, const struct sockaddr_un *a, 
 
 enum rs_result rs_engine_connect(const char *name, struct rs_engine **out, struct rs_error *err)
 {
-    struct sockaddr_un a;
+    char path[SOCKET_PATH];
     struct only o = {.n = 0};
     enum rs_result rc;
     if (name == NULL) {
@@ -197,17 +230,17 @@ enum rs_result rs_engine_connect(const char *name, struct rs_engine **out, struc
             return error_set(err, RS_ESTATE, "%d engines run: say which (rankscope ps lists them)", o.n);
         name = o.name;
     }
-    if ((rc = socket_path(name, &a, err)) != RS_OK)
+    if ((rc = socket_path(name, path, err)) != RS_OK)
         return rc;
-    int fd = try_connect(&a);
+    int fd = try_connect(path);
     if (fd < 0)
         return error_set(err, RS_ENOTFOUND, "no engine %s: %s", name, strerror(errno));
     return handle_of(fd, name, out, err);
 }
 
-static void describe_one(void *arg, const char *name, const struct sockaddr_un *a, int fd)
+static void describe_one(void *arg, const char *name, const char *path, int fd)
 {
-    json_t *list = arg, *o = json_pack("{s:s,s:s}", "name", name, "socket", a->sun_path);
+    json_t *list = arg, *o = json_pack("{s:s,s:s}", "name", name, "socket", path);
     struct rs_engine *e = NULL;
     char *reply = NULL;
     struct ucred peer;
@@ -226,7 +259,7 @@ static void describe_one(void *arg, const char *name, const struct sockaddr_un *
         json_decref(info);
     }
     struct stat st;
-    if (stat(a->sun_path, &st) == 0)
+    if (stat(path, &st) == 0)
         json_object_set_new(o, "since", json_integer((json_int_t)st.st_mtime));
     free(reply);
     rs_engine_close(e);
@@ -246,29 +279,24 @@ enum rs_result rs_engine_list(char **json, struct rs_error *err)
 }
 
 /* Bind under a temporary name and move it into place, so that a socket that can be seen can be connected to. */
-static enum rs_result listen_at(const char *name, struct sockaddr_un *a, int *out, struct rs_error *err)
+static enum rs_result listen_at(const char *name, char path[SOCKET_PATH], int *out, struct rs_error *err)
 {
-    struct sockaddr_un tmp;
-    enum rs_result rc = socket_path(name, a, err);
+    char tmp[SOCKET_PATH + 1];
+    enum rs_result rc = socket_path(name, path, err);
     if (rc != RS_OK)
         return rc;
-    int fd = try_connect(a);
+    int fd = try_connect(path);
     if (fd >= 0) {
         close(fd);
         return error_set(err, RS_ESTATE, "an engine named %s is running already", name);
     }
-    tmp = *a;
-    size_t n = strlen(tmp.sun_path);
-    if (n + 2 >= sizeof tmp.sun_path)
-        return error_set(err, RS_EUSAGE, "socket path is too long: %s", a->sun_path);
-    strcpy(tmp.sun_path + n, "~");
-    unlink(tmp.sun_path);
-    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    snprintf(tmp, sizeof tmp, "%s~", path);
+    unlink(tmp);
     mode_t old = umask(0177);
-    bool ok = fd >= 0 && bind(fd, (struct sockaddr *)&tmp, sizeof tmp) == 0 && listen(fd, 16) == 0 && rename(tmp.sun_path, a->sun_path) == 0;
+    fd = socket_at(tmp, true);
     umask(old);
-    if (!ok) {
-        rc = error_set(err, RS_EIO, "cannot listen at %s: %s", a->sun_path, strerror(errno));
+    if (fd < 0 || listen(fd, 16) != 0 || rename(tmp, path) != 0) {
+        rc = error_set(err, RS_EIO, "cannot listen at %s: %s", path, strerror(errno));
         if (fd >= 0)
             close(fd);
         return rc;
@@ -279,7 +307,7 @@ static enum rs_result listen_at(const char *name, struct sockaddr_un *a, int *ou
 
 enum rs_result rs_engine_serve(const char *name, const struct rs_local_params *params, int ready_fd, struct rs_error *err)
 {
-    struct sockaddr_un a;
+    char path[SOCKET_PATH];
     struct engine *e;
     struct comm *comm = NULL;
     int fd = -1;
@@ -288,7 +316,7 @@ enum rs_result rs_engine_serve(const char *name, const struct rs_local_params *p
         return rc;
     if (comm != NULL && comm->host != 0)
         return follow_mpi(comm, params, err);
-    if ((rc = listen_at(name, &a, &fd, err)) != RS_OK) {
+    if ((rc = listen_at(name, path, &fd, err)) != RS_OK) {
         if (comm != NULL) /* the others wait to be called, not for an orderly end */
             comm->failed = true;
         comm_close(comm);
@@ -306,7 +334,7 @@ enum rs_result rs_engine_serve(const char *name, const struct rs_local_params *p
             rc = error_set(err, RS_EENGINE, "%s", e->dead);
         engine_close(e);
     }
-    unlink(a.sun_path);
+    unlink(path);
     close(fd);
     return rc;
 }

@@ -349,6 +349,38 @@ static void asked(int sig, bool busy)
     rs_engine_close(e);
 }
 
+/* A socket's address holds 107 bytes: engines in a deeper folder must be reached all the same, and only those of that folder. */
+static void deep(void)
+{
+    char *base = strdup(getenv("XDG_RUNTIME_DIR")), path[3000];
+    size_t n = (size_t)snprintf(path, sizeof path, "%s", base);
+    for (int i = 0; i < 4; i++) {
+        n += (size_t)snprintf(path + n, sizeof path - n, "/%s", "a-folder-with-a-name-of-forty-characters");
+        mkdir(path, 0700);
+    }
+    pid_t near = start_engine();
+    setenv("XDG_RUNTIME_DIR", path, 1);
+    struct rs_error err;
+    char *list = NULL;
+    tap_ok(rs_engine_list(&list, &err) == RS_OK && strcmp(list, "[]") == 0, "a deep folder: engines of another one are not listed");
+    free(list);
+    list = NULL;
+    pid_t pid = start_engine();
+    int fds = fds_of(getpid());
+    struct rs_engine *e = near > 0 && pid > 0 ? reach() : NULL;
+    tap_ok(e != NULL, "an engine there is reached");
+    tap_ok(rs_engine_list(&list, &err) == RS_OK && strstr(list, path) != NULL && strstr(list, NAME) != NULL, "and listed");
+    rs_engine_close(e);
+    tap_eq_int(fds_of(getpid()), fds, "no descriptor is left");
+    free(list);
+    bool end = near > 0 && kill(near, SIGTERM) == 0 && ended(near) >= 0;
+    end = pid > 0 && kill(pid, SIGTERM) == 0 && ended(pid) >= 0 && end;
+    tap_ok(end, "both end");
+    tap_eq_int(sockets(), 0, "the socket there is gone");
+    setenv("XDG_RUNTIME_DIR", base, 1);
+    free(base);
+}
+
 int main(void)
 {
     int rounds = getenv("RANKSCOPE_LONG") != NULL ? 100 : 20, shm = count_entries("/dev/shm", "rankscope");
@@ -365,6 +397,7 @@ int main(void)
     asked(SIGTERM, true);
     asked(SIGTERM, false);
     asked(SIGINT, true);
+    deep();
     tap_eq_int(count_entries("/dev/shm", "rankscope"), shm, "no shared memory is left");
     free(s_want);
     return tap_done();
