@@ -1,6 +1,7 @@
 /* See cuda_rig.h. */
 #include "tests/cuda_rig.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +22,8 @@ static enum rs_result open_model(struct rig *r, struct rs_error *err)
     return rc == RS_OK ? weights_bind(r->gguf, &r->hp, &r->w, err) : rc;
 }
 
-static enum rs_result resolve(struct rig *r, struct rs_error *err)
+/* allreduce: an implementation's name, or NULL for the usual one. */
+static enum rs_result resolve(struct rig *r, const char *allreduce, struct rs_error *err)
 {
     struct patch_store store;
     size_t n;
@@ -30,10 +32,12 @@ static enum rs_result resolve(struct rig *r, struct rs_error *err)
     if (rc != RS_OK)
         return rc;
     struct patch_table t = store.now;
-    r->choices = calloc(r->prog.n_ops, sizeof *r->choices);
-    if (r->cfg.nccl) {
+    if (r->choices == NULL)
+        r->choices = calloc(r->prog.n_ops, sizeof *r->choices);
+    if (allreduce != NULL) {
         t.n = 1;
-        t.entry[0] = (struct patch_entry){.slot = SLOT_ALLREDUCE, .glob = "*", .impl = "nccl"};
+        t.entry[0] = (struct patch_entry){.slot = SLOT_ALLREDUCE, .glob = "*"};
+        snprintf(t.entry[0].impl, sizeof t.entry[0].impl, "%s", allreduce);
     }
     rc = patch_resolve(&t, &r->prog, impls, n, r->choices, err);
     for (uint32_t i = 0; i < r->prog.n_ops && rc == RS_OK; i++) {
@@ -74,7 +78,7 @@ enum rs_result rig_open(const struct rig_config *cfg, struct rig *r, struct rs_e
     if (rc == RS_OK)
         rc = plan_build(&r->hp, &r->w, &r->shard, PLAN_MAIN, keys, &r->prog, err);
     if (rc == RS_OK)
-        rc = resolve(r, err);
+        rc = resolve(r, cfg->nccl ? "nccl" : NULL, err);
     const struct backend_limits lim = {.max_rows = rows,
                                        .max_logits = cfg->path != NULL || rows < seqs ? rows : seqs,
                                        .max_keys = keys,
@@ -114,6 +118,47 @@ void rig_close(struct rig *r)
 void rig_generation(struct rig *r)
 {
     r->backend->ops->retire(r->backend, ++r->generation);
+}
+
+enum rs_result rig_allreduce(struct rig *r, const char *impl, struct rs_error *err)
+{
+    enum rs_result rc = resolve(r, impl, err);
+    rig_generation(r);
+    return rc == RS_OK ? r->backend->ops->prepare(r->backend, &r->prog, r->choices, err) : rc;
+}
+
+/* Weights on the GPU that has most of them, of the layers up to and with `last`. */
+static uint64_t weights_on_gpu(const struct rig *r, uint32_t gpus, int last)
+{
+    uint64_t most = 0;
+    for (uint32_t g = 0; g < gpus; g++) {
+        const struct shard_range ranks = shard_deal(r->prog.n_ranks, 1, gpus, g);
+        uint64_t sum = 0;
+        for (uint32_t k = ranks.from; k < ranks.to; k++)
+            for (uint32_t i = 0; i < r->prog.n_ops; i++)
+                for (int s = 0; s < r->prog.ops[i].n_w && r->prog.ops[i].layer <= last; s++) {
+                    const struct op_view *v = plan_view(&r->prog, k, r->prog.ops[i].w[s]);
+                    sum += (uint64_t)v->rows * v->n_mats * kcu_pitch(v->type, v->k);
+                }
+        most = sum > most ? sum : most;
+    }
+    return most;
+}
+
+enum rs_result rig_layers(const struct rig_config *cfg, uint64_t bytes, uint32_t *layers, struct rs_error *err)
+{
+    struct rig r = {.cfg = *cfg};
+    enum rs_result rc = open_model(&r, err);
+    if (rc == RS_OK)
+        rc = shard_make(&r.hp, &r.w, cfg->ranks, SHARD_AUTO, &r.shard, err);
+    if (rc == RS_OK)
+        rc = plan_build(&r.hp, &r.w, &r.shard, PLAN_MAIN, cfg->max_keys, &r.prog, err);
+    for (*layers = 0; rc == RS_OK && *layers < r.hp.n_layers && weights_on_gpu(&r, cfg->gpus, (int)*layers) <= bytes;)
+        ++*layers;
+    if (rc == RS_OK && *layers == 0)
+        rc = error_set(err, RS_ENOMEM, "not one layer of %s fits into %.1f GB on each of %u GPUs", cfg->synthetic, (double)bytes / 1e9, cfg->gpus);
+    rig_close(&r);
+    return rc;
 }
 
 static enum rs_result run(struct rig *r, bool graph, struct rs_error *err)

@@ -49,6 +49,11 @@ enum rs_result rig_decode(struct rig *r, const int32_t *ids, uint32_t n_seqs, ui
  * their own, from position 0. One row of logits of each sequence. */
 enum rs_result rig_mixed(struct rig *r, const int32_t *ids, uint32_t n_seqs, uint32_t pos, uint32_t rows, uint32_t each, bool graph, struct rs_error *err);
 
+/* How many of a synthetic model's first layers have weights of at most so many bytes on every GPU; cfg->layers counts as all. RS_ENOMEM: not one. */
+enum rs_result rig_layers(const struct rig_config *cfg, uint64_t bytes, uint32_t *layers, struct rs_error *err);
+
+/* All-reduces by another implementation, NULL for the usual one. Errors: RS_ENOTFOUND, or that of the backend, which says why it cannot. */
+enum rs_result rig_allreduce(struct rig *r, const char *impl, struct rs_error *err);
 /* The choices were changed: graphs are captured again. */
 void rig_generation(struct rig *r);
 

@@ -136,6 +136,29 @@ static void all_fixtures(const struct rig_config *c, const char *what, double li
     fixture("tests/golden/golden-kquant.json", "kquant", c, what, limit);
 }
 
+/* Ranks that have so many GPUs to themselves, and that share them; sums of one rank per GPU by NCCL too. */
+static void several(const struct rig_config *exact, uint32_t gpus)
+{
+    struct rig_config c = *exact;
+    char what[60];
+    c.gpus = gpus;
+    for (c.ranks = gpus; c.ranks <= 8; c.ranks *= 2) {
+        snprintf(what, sizeof what, "f32, %u ranks on %u GPUs", c.ranks, gpus);
+        shipped(&c, what, 1e-3);
+        all_fixtures(&c, what, 1e-3);
+    }
+    c.ranks = gpus;
+    c.nccl = true;
+    snprintf(what, sizeof what, "f32, NCCL, %u GPUs", gpus);
+    shipped(&c, what, 1e-3);
+    c.nccl = false;
+    c.f32 = false;
+    c.cache = KRN_CACHE_F16;
+    c.bf16 = true;
+    snprintf(what, sizeof what, "int8, f16 cache, bf16 reduce, %u GPUs", gpus);
+    shipped(&c, what, 6e-2);
+}
+
 int main(void)
 {
     const char *why;
@@ -170,20 +193,8 @@ int main(void)
         tap_skip(1, "one GPU: nothing to reduce between GPUs");
         return tap_done();
     }
-    c.gpus = 2;
-    for (c.ranks = 2; c.ranks <= 8; c.ranks *= 2) {
-        char what[40];
-        snprintf(what, sizeof what, "f32, %u ranks on two GPUs", c.ranks);
-        shipped(&c, what, 1e-3);
-        all_fixtures(&c, what, 1e-3);
-    }
-    c.ranks = 2;
-    c.nccl = true;
-    shipped(&c, "f32, NCCL", 1e-3);
-    c.nccl = false;
-    c.f32 = false;
-    c.cache = KRN_CACHE_F16;
-    c.bf16 = true;
-    shipped(&c, "int8, f16 cache, bf16 reduce, two GPUs", 6e-2);
+    several(&exact, 2);
+    if (gpus > 2)
+        several(&exact, gpus > 8 ? 8 : (uint32_t)gpus);
     return tap_done();
 }

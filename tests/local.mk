@@ -161,6 +161,7 @@ shell_tests = \
 	tests/console_tty.t \
 	tests/debug_console.t \
 	tests/debugging.t \
+	tests/device_check.t \
 	tests/hosts.t \
 	tests/lua_console.t \
 	tests/lua_docs.t \
