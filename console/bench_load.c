@@ -497,6 +497,8 @@ enum exit_status bench_load_run(const struct cmd_entry *self, const struct opt_v
     b.results = json_array();
     b.speed = table_new(">at once|how|>tokens/s|>steady|>per user|>ms/step|>batch|>running|>cache|>found|>pre-empted|>failed|>identical");
     b.times = table_new(">at once|how|>TTFT|>p50|>p99|>TPOT|>p50|>p99|>ITL|>p50|>p99|>E2EL|>p50|>p99");
+    table_fold(b.speed, 2);
+    table_fold(b.times, 2);
     enum rs_result r = bench(&b, v, &err);
     load_prompts_free(b.spec.prompts, b.spec.n_prompts);
     json_decref(b.results);

@@ -177,7 +177,7 @@ static void print_json(const struct bench *b)
 
 static void print_table(const struct bench *b)
 {
-    struct table *t = table_new("model|>ranks|>workers|isa|mode|test|>tokens/s|>+-");
+    struct table *t = table_new("~1model|>3ranks|>4workers|2isa|mode|test|>tokens/s|>+-");
     for (int m = 0; m < MODES; m++)
         for (int k = 0; k < TESTS; k++) {
             const struct samples *s = &b->s[m][k];

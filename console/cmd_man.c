@@ -77,22 +77,33 @@ static void shared_table(const char *title, const struct opt *table)
         option(o);
 }
 
+static void console_command(const struct rcmd_entry *e)
+{
+    fputs(".TP\n.B /", stdout);
+    put(e->name);
+    if (*e->args != '\0') {
+        putchar(' ');
+        put(e->args);
+    }
+    putchar('\n');
+    put(e->help != NULL ? e->help : e->summary);
+    fputs(e->help != NULL ? "\n" : ".\n", stdout);
+}
+
 static void console_commands(void)
 {
     fputs(".SH CONSOLE COMMANDS\n", stdout);
     put("In the console a line that begins with a slash is a command. A name may be cut short as long as it stays unambiguous.");
     putchar('\n');
-    for (size_t i = 0; rcmd_table[i] != NULL; i++) {
-        const struct rcmd_entry *e = rcmd_table[i];
-        fputs(".TP\n.B /", stdout);
-        put(e->name);
-        if (*e->args != '\0') {
-            putchar(' ');
-            put(e->args);
-        }
+    for (const struct rcmd_group *g = rcmd_groups; g->name != NULL; g++) {
+        fputs(".SS ", stdout);
+        put(g->name);
+        fputs(": ", stdout);
+        put(g->summary);
         putchar('\n');
-        put(e->help != NULL ? e->help : e->summary);
-        fputs(e->help != NULL ? "\n" : ".\n", stdout);
+        for (size_t i = 0; rcmd_table[i] != NULL; i++)
+            if (rcmd_table[i]->group == g->about)
+                console_command(rcmd_table[i]);
     }
 }
 

@@ -33,7 +33,7 @@ static void print_list(const json_t *list)
 {
     struct out_stdio out;
     out_stdio_init(&out, stdout, stderr);
-    struct table *t = table_new("name|>pid|model|>ranks|>runs for");
+    struct table *t = table_new("name|>3pid|~model|>1ranks|>2runs for");
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *e = json_array_get(list, i);
         char *runs = age(js_num(e, "since", NAN));

@@ -41,6 +41,18 @@ static void offer_commands(struct complete *c, const char *typed)
         offer(c, typed, xasprintf("/%s", rcmd_table[i]->name));
 }
 
+/* What /help explains: groups, and commands with or without their slash. */
+static void offer_topics(struct complete *c, const char *typed)
+{
+    for (const struct rcmd_group *g = rcmd_groups; g->name != NULL; g++)
+        offer(c, typed, xstrdup(g->name));
+    offer(c, typed, xstrdup("all"));
+    for (size_t i = 0; *typed != '\0' && rcmd_table[i] != NULL; i++)
+        offer(c, typed, xstrdup(rcmd_table[i]->name));
+    if (*typed == '/')
+        offer_commands(c, typed);
+}
+
 struct lua_words {
     struct complete *c;
     const char *typed;   /* the word that a person sees completed */
@@ -98,6 +110,13 @@ static const char *impl_name(const json_t *slot, size_t k)
 {
     const json_t *e = json_array_get(json_object_get(slot, "impls"), k);
     return json_is_string(e) ? json_string_value(e) : js_str(e, "name", "");
+}
+
+static void offer_slot_names(struct con *con, struct complete *c, const char *typed)
+{
+    need_slots(con);
+    for (size_t i = 0; i < json_array_size(con->slots); i++)
+        offer(c, typed, xstrdup(js_str(json_array_get(con->slots, i), "slot", "")));
 }
 
 /* SLOT=IMPL; the first `before` bytes of typed stand before it. */
@@ -201,6 +220,25 @@ static void offer_files(struct complete *c, const char *typed)
     free(real);
 }
 
+struct added {
+    struct complete *c;
+    const char *typed;
+};
+
+static void take_added(void *ctx, const char *word, const char *help)
+{
+    struct added *a = ctx;
+    (void)help;
+    offer(a->c, a->typed, xasprintf("/%s", word));
+}
+
+static void offer_added(struct con *con, struct complete *c, const char *typed)
+{
+    struct added a = {c, typed};
+    if (con->script != NULL)
+        scr_script_commands(con->script, take_added, &a);
+}
+
 static void offer_args(struct con *con, struct complete *c, const struct rcmd_entry *e, const char *args, const char *typed)
 {
     bool first = args == typed;
@@ -216,6 +254,8 @@ static void offer_args(struct con *con, struct complete *c, const struct rcmd_en
             offer_words(c, typed, "list|set|load|revert|reset");
         if (!first && strncmp(args, "load ", 5) == 0)
             offer_files(c, typed);
+        else if (!first && strncmp(args, "list ", 5) == 0)
+            offer_slot_names(con, c, typed);
         else if (strchr(typed, '@') != NULL)
             offer_sites(con, c, typed, (size_t)(strchr(typed, '@') - typed) + 1);
         else if (first || strncmp(args, "set ", 4) == 0)
@@ -234,28 +274,14 @@ static void offer_args(struct con *con, struct complete *c, const struct rcmd_en
         offer_words(c, typed, first ? e->words : e->later);
         break;
     case RCMD_COMPLETE_SETTING: offer_settings(c, typed); break;
-    case RCMD_COMPLETE_COMMAND: offer_commands(c, typed); break;
+    case RCMD_COMPLETE_COMMAND:
+        if (first)
+            offer_topics(c, typed);
+        if (first && *typed == '/')
+            offer_added(con, c, typed);
+        break;
     case RCMD_COMPLETE_LUA: offer_lua(con, c, typed); break;
     }
-}
-
-struct added {
-    struct complete *c;
-    const char *typed;
-};
-
-static void take_added(void *ctx, const char *word, const char *help)
-{
-    struct added *a = ctx;
-    (void)help;
-    offer(a->c, a->typed, xasprintf("/%s", word));
-}
-
-static void offer_added(struct con *con, struct complete *c, const char *typed)
-{
-    struct added a = {c, typed};
-    if (con->script != NULL)
-        scr_script_commands(con->script, take_added, &a);
 }
 
 static int by_text(const void *a, const void *b)

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "console/buf.h"
@@ -56,6 +57,11 @@ void out_error(struct out *o, const char *fmt, ...)
     free(text);
 }
 
+size_t out_columns(struct out *o)
+{
+    return o->columns != NULL ? o->columns(o) : 0;
+}
+
 bool out_colour_ok(int fd)
 {
     const char *no = getenv("NO_COLOR"), *term = getenv("TERM");
@@ -95,6 +101,13 @@ static void stdio_write(struct out *base, enum out_role role, const char *text, 
         s_failed = errno;
 }
 
+static size_t stdio_columns(struct out *base)
+{
+    struct winsize size;
+    int fd = fileno(((struct out_stdio *)base)->data);
+    return isatty(fd) && ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
 int out_stdio_failed(void)
 {
     return s_failed;
@@ -105,7 +118,7 @@ void out_stdio_init(struct out_stdio *o, FILE *data, FILE *side)
     const char *term = getenv("TERM");
     bool dumb = term == NULL || strcmp(term, "dumb") == 0;
     *o = (struct out_stdio){
-        .out = {.write = stdio_write, .progress = stdio_progress, .terminal = isatty(fileno(side)) && !dumb},
+        .out = {.write = stdio_write, .progress = stdio_progress, .terminal = isatty(fileno(side)) && !dumb, .columns = stdio_columns},
         .data = data,
         .side = side,
         .colour_data = out_colour_ok(fileno(data)),

@@ -27,12 +27,16 @@ struct out {
     void (*write)(struct out *o, enum out_role role, const char *text, size_t len);
     void (*progress)(struct out *o, const char *line); /* a line that the next one replaces; NULL: take it away */
     bool terminal;                                     /* a person is watching: progress lines make sense */
+    size_t (*columns)(struct out *o);                  /* how wide what is written is shown; NULL or 0: it has no width (a file, a pipe) */
 };
 
 void out_write(struct out *o, enum out_role role, const char *text, size_t len);
 void out_str(struct out *o, enum out_role role, const char *text);
 void out_printf(struct out *o, enum out_role role, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void out_vprintf(struct out *o, enum out_role role, const char *fmt, va_list ap) __attribute__((format(printf, 3, 0)));
+
+/* How wide text is shown now, in terminal columns; 0: without a limit. */
+size_t out_columns(struct out *o);
 
 /* "error: ..." as one whole line, with whatever controls the text holds made visible. */
 void out_error(struct out *o, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

@@ -79,6 +79,39 @@ const struct rcmd_entry *const rcmd_table[] = {
     NULL,
 };
 
+const struct rcmd_group rcmd_groups[] = {
+    {RCMD_CHAT, "chat", "the conversation, and how words are chosen"},
+    {RCMD_MODEL, "model", "what is loaded, how it runs; patches"},
+    {RCMD_FIGURES, "figures", "times, what ran, what ops write, verdicts"},
+    {RCMD_DEBUGGER, "debugger", "stop at an op, look, change, go on"},
+    {RCMD_CAUSES, "causes", "what makes output wrong; what is known"},
+    {RCMD_CONSOLE, "console", "panels, Lua, other clients, leaving"},
+    {RCMD_NOTHING, NULL, NULL},
+};
+
+const struct rcmd_group *rcmd_group_find(const char *name)
+{
+    const struct rcmd_group *found = NULL;
+    size_t len = strlen(name), n = 0;
+    for (const struct rcmd_group *g = rcmd_groups; g->name != NULL; g++) {
+        if (strcmp(g->name, name) == 0)
+            return g;
+        if (len > 0 && strncmp(g->name, name, len) == 0) {
+            found = g;
+            n++;
+        }
+    }
+    return n == 1 ? found : NULL;
+}
+
+const struct rcmd_entry *rcmd_exact(const char *name)
+{
+    for (size_t i = 0; rcmd_table[i] != NULL; i++)
+        if (strcmp(rcmd_table[i]->name, name) == 0)
+            return rcmd_table[i];
+    return NULL;
+}
+
 const struct rcmd_entry *rcmd_find(const char *name, struct rs_error *err)
 {
     const struct rcmd_entry *found = NULL;

@@ -20,19 +20,38 @@ enum rcmd_complete {
     RCMD_COMPLETE_LUA,
 };
 
+/* What commands are about, for /help. */
+enum rcmd_about { RCMD_NOTHING, RCMD_CHAT, RCMD_MODEL, RCMD_FIGURES, RCMD_DEBUGGER, RCMD_CAUSES, RCMD_CONSOLE };
+
+struct rcmd_group {
+    enum rcmd_about about;
+    const char *name, *summary;
+};
+
 struct rcmd_entry {
     const char *name; /* without the slash */
+    enum rcmd_about group;
     const char *args; /* for the usage line; "" when it takes none */
     const char *summary;
     const char *help; /* more, for /help NAME; or NULL */
+    bool lists; /* what it writes is read from the beginning: where there is little room the beginning stays in sight */
     enum rcmd_complete complete;
     const char *words; /* separated by '|' */
     const char *later; /* likewise, behind a site */
     enum rs_result (*exec)(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err);
 };
 
-/* All of them, NULL-terminated, in the order of /help. */
+/* All of them, NULL-terminated. */
 extern const struct rcmd_entry *const rcmd_table[];
+
+/* In the order of /help; the last has no name. No group is called as a command is. */
+extern const struct rcmd_group rcmd_groups[];
+
+/* The group of that name, or the only one that begins so; NULL: there is none. */
+const struct rcmd_group *rcmd_group_find(const char *name);
+
+/* The command of exactly that name; NULL: there is none. */
+const struct rcmd_entry *rcmd_exact(const char *name);
 
 /* The command of that name, or the only one that begins so; NULL with *err filled otherwise. */
 const struct rcmd_entry *rcmd_find(const char *name, struct rs_error *err);

@@ -19,7 +19,7 @@ static void take_action(void *ctx, const char *name, const char *help)
 static void list(struct con *con)
 {
     const struct tui_binding *b;
-    struct table *t = table_new("action|what it does");
+    struct table *t = table_new("action|~what it does");
     tui_keymap_actions(take_action, t);
     take_action(t, "/COMMAND", "run a command, as if it were typed");
     take_action(t, "=LUA", "run Lua");
@@ -28,7 +28,7 @@ static void list(struct con *con)
         out_str(con->out, OUT_TEXT, "No key is bound but to what F1 lists.\n");
         return;
     }
-    t = table_new("key|place|what it does");
+    t = table_new("key|1place|~what it does");
     for (size_t i = 0; (b = tui_keymap_added(i)) != NULL; i++) {
         char *help = text_one_line(b->help);
         table_cell(t, "%s", b->key);
@@ -92,6 +92,8 @@ static enum rs_result exec_bind(const struct rcmd_entry *self, struct con *con, 
 
 const struct rcmd_entry rcmd_bind_entry = {
     .name = "bind",
+    .group = RCMD_CONSOLE,
+    .lists = true,
     .args = "[[in PLACE] KEY ACTION]",
     .summary = "say what a key of the panels does",
     .help = "KEY is written F5, C-t (with Ctrl), M-d (with Alt), S-Tab, PageUp, Space or x. ACTION is one of those that /bind alone lists, a command "

@@ -28,6 +28,7 @@ static enum rs_result exec_new(const struct rcmd_entry *self, struct con *con, c
 
 const struct rcmd_entry rcmd_new_entry = {
     .name = "new",
+    .group = RCMD_CHAT,
     .args = "",
     .summary = "begin a new conversation",
     .help = "Begins a new conversation. The system message and the settings stay.",
@@ -43,6 +44,7 @@ static enum rs_result exec_retry(const struct rcmd_entry *self, struct con *con,
 
 const struct rcmd_entry rcmd_retry_entry = {
     .name = "retry",
+    .group = RCMD_CHAT,
     .args = "",
     .summary = "have the last message answered again",
     .help = "Answers the last message again, with the settings, mode and patches of now. The answer that was there is replaced.",
@@ -65,6 +67,7 @@ static enum rs_result exec_rewind(const struct rcmd_entry *self, struct con *con
 
 const struct rcmd_entry rcmd_rewind_entry = {
     .name = "rewind",
+    .group = RCMD_CHAT,
     .args = "N",
     .summary = "take the last N tokens of the answer back and have it go on from there",
     .help = "The answer goes on with the settings, mode and patches of now; what is in the cache of the part that stays is used again. Nothing else changed, the "
@@ -80,6 +83,7 @@ static enum rs_result exec_fork(const struct rcmd_entry *self, struct con *con, 
 
 const struct rcmd_entry rcmd_fork_entry = {
     .name = "fork",
+    .group = RCMD_CHAT,
     .args = "N",
     .summary = "as /rewind, in a branch: the conversation as it was stays",
     .help = "A copy of the conversation without the last N tokens goes on; /branch leads back to the other one.",
@@ -122,6 +126,8 @@ static enum rs_result exec_branch(const struct rcmd_entry *self, struct con *con
 
 const struct rcmd_entry rcmd_branch_entry = {
     .name = "branch",
+    .group = RCMD_CHAT,
+    .lists = true,
     .args = "[N]",
     .summary = "list the conversations that the engine holds, or go on with conversation N",
     .exec = exec_branch,
@@ -145,6 +151,7 @@ static enum rs_result exec_save(const struct rcmd_entry *self, struct con *con, 
 
 const struct rcmd_entry rcmd_save_entry = {
     .name = "save",
+    .group = RCMD_CHAT,
     .args = "FILE",
     .summary = "write the conversation to a file",
     .help = "Writes the conversation and its settings as JSON. A file of that name is replaced only once the new one is complete.",
@@ -178,6 +185,7 @@ static enum rs_result exec_open(const struct rcmd_entry *self, struct con *con, 
 
 const struct rcmd_entry rcmd_open_entry = {
     .name = "open",
+    .group = RCMD_CHAT,
     .args = "FILE",
     .summary = "go on with a conversation that was saved",
     .help = "Reads a file that /save wrote and goes on with its conversation, system message and settings. When the file is no good "

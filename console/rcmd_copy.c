@@ -94,6 +94,7 @@ static enum rs_result exec_copy(const struct rcmd_entry *self, struct con *con, 
 
 const struct rcmd_entry rcmd_copy_entry = {
     .name = "copy",
+    .group = RCMD_CHAT,
     .args = "[N|all|selection] [FILE]",
     .summary = "copy an answer to the clipboard or a file",
     .help = "Copies the last answer, the Nth last one, the whole conversation, or what was selected in Chat or Log (v there), to the clipboard of the "

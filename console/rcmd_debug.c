@@ -31,19 +31,21 @@ static enum rs_result exec_go(const struct rcmd_entry *self, struct con *con, co
 }
 
 const struct rcmd_entry rcmd_continue_entry = {
-    .name = "continue", .args = "", .summary = "let a stopped engine run on", .exec = exec_go,
+    .name = "continue", .group = RCMD_DEBUGGER, .args = "", .summary = "let a stopped engine run on", .exec = exec_go,
 };
 const struct rcmd_entry rcmd_step_entry = {
-    .name = "step", .args = "[N]", .summary = "run the next op, or N, and stop again", .exec = exec_go,
+    .name = "step", .group = RCMD_DEBUGGER, .args = "[N]", .summary = "run the next op, or N, and stop again", .exec = exec_go,
 };
 const struct rcmd_entry rcmd_next_entry = {
-    .name = "next", .args = "", .summary = "run to the first op of the next layer", .exec = exec_go,
+    .name = "next", .group = RCMD_DEBUGGER, .args = "", .summary = "run to the first op of the next layer", .exec = exec_go,
 };
 const struct rcmd_entry rcmd_where_entry = {
-    .name = "where", .args = "", .summary = "where the engine is stopped", .exec = by_lua,
+    .name = "where", .group = RCMD_DEBUGGER, .args = "", .summary = "where the engine is stopped", .exec = by_lua,
 };
 const struct rcmd_entry rcmd_tap_entry = {
     .name = "tap",
+    .group = RCMD_FIGURES,
+    .lists = true,
     .args = "[SITES] [stats|hash|values N|save FILE.npy] [rank R]",
     .summary = "keep statistics of what ops write, or show what was kept",
     .help = "SITES is a glob, as in blk.*.attn.out. Steps stay graphs and tokens the same. /tap alone shows the last step of every tapped site; /untap takes taps "
@@ -53,10 +55,12 @@ const struct rcmd_entry rcmd_tap_entry = {
     .exec = by_lua,
 };
 const struct rcmd_entry rcmd_untap_entry = {
-    .name = "untap", .args = "[SITES]", .summary = "take taps away", .complete = RCMD_COMPLETE_SITE, .exec = by_lua,
+    .name = "untap", .group = RCMD_FIGURES, .args = "[SITES]", .summary = "take taps away", .complete = RCMD_COMPLETE_SITE, .exec = by_lua,
 };
 const struct rcmd_entry rcmd_watch_entry = {
     .name = "watch",
+    .group = RCMD_FIGURES,
+    .lists = true,
     .args = "[SITES if CONDITION [stop] | del [ID]]",
     .summary = "watch for trouble in what ops write",
     .help = "CONDITION: nan, inf, allzero, constant, absmax>X, drift>X, rankdiff. A hit is told here; with stop it holds the engine. /watch alone lists them.",
@@ -67,6 +71,8 @@ const struct rcmd_entry rcmd_watch_entry = {
 };
 const struct rcmd_entry rcmd_break_entry = {
     .name = "break",
+    .group = RCMD_DEBUGGER,
+    .lists = true,
     .args = "[SITES [before|after] [if COND] [rank R] | del [ID]]",
     .summary = "stop at ops",
     .help = "COND is an expression over step, pos, token, rows, prompt, layer, op, rank, min, max, absmax, mean, rms, zeros, nan, inf. Steps run eager while a "
@@ -78,6 +84,8 @@ const struct rcmd_entry rcmd_break_entry = {
 };
 const struct rcmd_entry rcmd_print_entry = {
     .name = "print",
+    .group = RCMD_DEBUGGER,
+    .lists = true,
     .args = "SITE[RANK][ROWS:COLS]",
     .summary = "what an op has written",
     .help = "As in /print blk.0.attn.out, /print blk.0.attn.out[1] for rank 1, /print blk.0.attn.out[][0:2:0:8] for rows 0 and 1, columns 0 to 7. "
@@ -87,6 +95,7 @@ const struct rcmd_entry rcmd_print_entry = {
 };
 const struct rcmd_entry rcmd_poke_entry = {
     .name = "poke",
+    .group = RCMD_DEBUGGER,
     .args = "SITE[RANK][ROWS:COLS] VALUE",
     .summary = "overwrite a tensor while the engine is stopped",
     .help = "Every value of the part gets VALUE: a number, nan, inf or -inf. Works while a breakpoint holds the engine inside a step.",
@@ -95,6 +104,8 @@ const struct rcmd_entry rcmd_poke_entry = {
 };
 const struct rcmd_entry rcmd_diff_entry = {
     .name = "diff",
+    .group = RCMD_CAUSES,
+    .lists = true,
     .args = "A B [-p PROMPT]",
     .summary = "run two configurations on the same tokens and compare every op",
     .help = "A and B: settings and patches joined by commas, or default, or file:PATH for a dump: /diff mode=eager mode=graph; /diff default matmul=f32,cache=f32.",
@@ -104,13 +115,14 @@ const struct rcmd_entry rcmd_diff_entry = {
 };
 const struct rcmd_entry rcmd_replay_entry = {
     .name = "replay",
+    .group = RCMD_CAUSES,
     .args = "[PROMPT]",
     .summary = "every op against the reference on its own inputs",
     .exec = by_lua,
 };
 const struct rcmd_entry rcmd_lens_entry = {
-    .name = "lens", .args = "[PROMPT]", .summary = "what the model would say after each layer", .exec = by_lua,
+    .name = "lens", .group = RCMD_FIGURES, .lists = true, .args = "[PROMPT]", .summary = "what the model would say after each layer", .exec = by_lua,
 };
 const struct rcmd_entry rcmd_experts_entry = {
-    .name = "experts", .args = "[PROMPT]", .summary = "which experts the routers choose, and how evenly", .exec = by_lua,
+    .name = "experts", .group = RCMD_FIGURES, .lists = true, .args = "[PROMPT]", .summary = "which experts the routers choose, and how evenly", .exec = by_lua,
 };

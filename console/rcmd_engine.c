@@ -28,6 +28,8 @@ static enum rs_result exec_info(const struct rcmd_entry *self, struct con *con, 
 
 const struct rcmd_entry rcmd_info_entry = {
     .name = "info",
+    .group = RCMD_MODEL,
+    .lists = true,
     .args = "",
     .summary = "what is loaded and how it runs",
     .exec = exec_info,
@@ -60,6 +62,7 @@ static enum rs_result exec_load(const struct rcmd_entry *self, struct con *con, 
 
 const struct rcmd_entry rcmd_load_entry = {
     .name = "load",
+    .group = RCMD_MODEL,
     .args = "FILE",
     .summary = "open another model",
     .help = "Opens another model in place of this one. Mode and numerics stay as they are, patches go back to their defaults, and the "
@@ -108,6 +111,7 @@ static enum rs_result exec_mode(const struct rcmd_entry *self, struct con *con, 
 
 const struct rcmd_entry rcmd_mode_entry = {
     .name = "mode",
+    .group = RCMD_MODEL,
     .args = "[eager|graph]",
     .summary = "show or switch how steps run",
     .help = "In eager mode every op is launched by itself, in graph mode a step is captured once and replayed. The switch takes effect "
@@ -136,6 +140,7 @@ static enum rs_result exec_ranks(const struct rcmd_entry *self, struct con *con,
 
 const struct rcmd_entry rcmd_ranks_entry = {
     .name = "ranks",
+    .group = RCMD_MODEL,
     .args = "[N]",
     .summary = "show the ranks or deal the loaded model to N of them",
     .exec = exec_ranks,
@@ -189,6 +194,8 @@ static enum rs_result exec_set(const struct rcmd_entry *self, struct con *con, c
 
 const struct rcmd_entry rcmd_set_entry = {
     .name = "set",
+    .group = RCMD_MODEL,
+    .lists = true,
     .args = "[NAME=VALUE]",
     .summary = "show or change the options of the engine, and mouse=on|off",
     .complete = RCMD_COMPLETE_SETTING,

@@ -42,38 +42,101 @@ static bool explain_added(struct con *con, const char *name)
     return true;
 }
 
-static enum rs_result exec_help(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+static void add_row(struct table *t, const struct rcmd_entry *e)
 {
-    (void)self;
-    if (*args != '\0') {
-        const char *name = args[0] == '/' ? args + 1 : args;
-        if (explain_added(con, name))
-            return RS_OK;
-        const struct rcmd_entry *e = rcmd_find(name, err);
-        if (e == NULL)
-            return err->code;
-        out_printf(con->out, OUT_HEADING, "/%s%s%s\n", e->name, *e->args ? " " : "", e->args);
-        out_printf(con->out, OUT_TEXT, "%s\n", e->help != NULL ? e->help : e->summary);
-        return RS_OK;
-    }
-    struct table *t = table_new("command|what it does");
-    for (size_t i = 0; rcmd_table[i] != NULL; i++) {
-        const struct rcmd_entry *e = rcmd_table[i];
-        table_cell(t, "/%s%s%s", e->name, *e->args ? " " : "", e->args);
-        table_cell(t, "%s", e->summary);
-    }
+    table_cell(t, "/%s", e->name);
+    table_cell(t, "%s", e->summary);
+    table_cell(t, "%s", e->args);
+}
+
+static struct table *new_list(void)
+{
+    return table_new("command|~what it does|~1arguments");
+}
+
+static void list_added(struct con *con)
+{
+    struct table *t = table_new("command|~what it does");
     if (con->script != NULL)
         scr_script_commands(con->script, take_added, t);
     table_print(t, con->out);
-    out_str(con->out, OUT_TEXT,
-            "Anything else is said to the model (// begins a text with a slash); = begins Lua. Ctrl-C stops an answer, Ctrl-D quits.\n");
+}
+
+static void list_group(struct con *con, const struct rcmd_group *g)
+{
+    struct table *t = new_list();
+    out_printf(con->out, OUT_HEADING, "%s: %s\n", g->name, g->summary);
+    for (size_t i = 0; rcmd_table[i] != NULL; i++)
+        if (rcmd_table[i]->group == g->about)
+            add_row(t, rcmd_table[i]);
+    table_print(t, con->out);
+}
+
+static void list_all(struct con *con)
+{
+    for (const struct rcmd_group *g = rcmd_groups; g->name != NULL; g++)
+        list_group(con, g);
+    list_added(con);
+}
+
+/* One line for each group: all of it fits a small window. */
+static void list_groups(struct con *con)
+{
+    struct table *t = table_new("group|what it is about|~1commands");
+    for (const struct rcmd_group *g = rcmd_groups; g->name != NULL; g++) {
+        struct buf names = {0};
+        for (size_t i = 0; rcmd_table[i] != NULL; i++)
+            if (rcmd_table[i]->group == g->about)
+                buf_printf(&names, "%s/%s", names.len > 0 ? " " : "", rcmd_table[i]->name);
+        table_cell(t, "%s", g->name);
+        table_cell(t, "%s", g->summary);
+        table_cell(t, "%s", names.text);
+        buf_fini(&names);
+    }
+    table_print(t, con->out);
+    list_added(con);
+    out_str(con->out, OUT_TEXT, "/help GROUP lists its commands, /help COMMAND explains one, /help all lists all; Tab completes.\n"
+                                "Anything else is said to the model (// begins a text with a slash); = begins Lua. Ctrl-C stops an answer, Ctrl-D quits.\n");
+}
+
+static void explain(struct con *con, const struct rcmd_entry *e)
+{
+    out_printf(con->out, OUT_HEADING, "/%s%s%s\n", e->name, *e->args ? " " : "", e->args);
+    out_printf(con->out, OUT_TEXT, "%s\n", e->help != NULL ? e->help : e->summary);
+}
+
+/* A name in full counts before one cut short, and a slash says that a command is meant. */
+static enum rs_result exec_help(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    (void)self;
+    bool slash = args[0] == '/';
+    const char *name = args + slash;
+    if (*args == '\0') {
+        list_groups(con);
+        return RS_OK;
+    }
+    if (explain_added(con, name))
+        return RS_OK;
+    const struct rcmd_entry *e = rcmd_exact(name);
+    const struct rcmd_group *g = slash || e != NULL ? NULL : rcmd_group_find(name);
+    if (e == NULL && !slash && strcmp(name, "all") == 0)
+        list_all(con);
+    else if (g != NULL)
+        list_group(con, g);
+    else if (e != NULL || (e = rcmd_find(name, err)) != NULL)
+        explain(con, e);
+    else
+        return err->code;
     return RS_OK;
 }
 
 const struct rcmd_entry rcmd_help_entry = {
     .name = "help",
-    .args = "[COMMAND]",
-    .summary = "list the commands, or explain one",
+    .group = RCMD_CONSOLE,
+    .lists = true,
+    .args = "[GROUP | COMMAND | all]",
+    .summary = "the groups of commands; the commands of a group; one command",
+    .help = "Without a name: what groups of commands there are. With the name of a group: its commands. With the name of a command: what it does. all lists all commands.",
     .complete = RCMD_COMPLETE_COMMAND,
     .exec = exec_help,
 };
@@ -89,6 +152,7 @@ static enum rs_result exec_quit(const struct rcmd_entry *self, struct con *con, 
 
 const struct rcmd_entry rcmd_quit_entry = {
     .name = "quit",
+    .group = RCMD_CONSOLE,
     .args = "",
     .summary = "leave the console",
     .help = "Leaves the console. An engine that it started ends with it; /detach leaves that running.",

@@ -40,10 +40,7 @@ static void event(void *ctx, const struct rs_event *ev)
 static bool reserved(void *ctx, const char *name)
 {
     (void)ctx;
-    for (size_t i = 0; rcmd_table[i] != NULL; i++)
-        if (strcmp(rcmd_table[i]->name, name) == 0)
-            return true;
-    return false;
+    return rcmd_exact(name) != NULL;
 }
 
 /* ---- keys and panels ------------------------------------------------------------------------------------------------------------------ */
@@ -142,6 +139,7 @@ static enum rs_result exec_lua(const struct rcmd_entry *self, struct con *con, c
 
 const struct rcmd_entry rcmd_lua_entry = {
     .name = "lua",
+    .group = RCMD_CONSOLE,
     .args = "CODE",
     .summary = "run Lua; a line that begins with = does the same",
     .help = "Values of an expression are printed. The module rs is there (docs/lua.md), on this console's engine. What is defined stays until the console ends. "
@@ -171,6 +169,7 @@ static enum rs_result exec_run(const struct rcmd_entry *self, struct con *con, c
 
 const struct rcmd_entry rcmd_run_entry = {
     .name = "run",
+    .group = RCMD_CONSOLE,
     .args = "FILE.lua [&]",
     .summary = "run a Lua script on this console's engine",
     .help = "With & it runs beside what you do: it and other scripts take turns wherever one of them waits. /lua rs.core.cancel(N) ends task N.",

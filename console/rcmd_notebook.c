@@ -11,6 +11,7 @@ static enum rs_result exec(const struct rcmd_entry *self, struct con *con, const
 
 const struct rcmd_entry rcmd_exp_entry = {
     .name = "exp",
+    .group = RCMD_CAUSES,
     .args = "FACTOR=LEVEL,LEVEL... [repeats=N] [: QUESTION; QUESTION...]",
     .summary = "try every combination and say which factor matters",
     .help = "Factors are patch slots, mode, ranks and numerics; the first level of each is what the others are held against. All arms run on the loaded "
@@ -22,6 +23,7 @@ const struct rcmd_entry rcmd_exp_entry = {
 
 const struct rcmd_entry rcmd_bisect_entry = {
     .name = "bisect",
+    .group = RCMD_CAUSES,
     .args = "[SLOT=IMPL...] [: QUESTION]",
     .summary = "find the smallest set of patches that changes the answer",
     .help = "Without patches: those that are set now. An answer is bad when its tokens are not those that the model gives with all slots at their defaults.",
@@ -31,6 +33,8 @@ const struct rcmd_entry rcmd_bisect_entry = {
 
 const struct rcmd_entry rcmd_claim_entry = {
     .name = "claim",
+    .group = RCMD_CAUSES,
+    .lists = true,
     .args = "[add STATEMENT; QUESTION; ANSWER; CONFIG: right|wrong; ...]",
     .summary = "list claims, or record one with the steps that establish it",
     .help = "A step is a configuration (slot=impl ..., or default) and whether the answer to the question must then be right or wrong. Steps are run when the "
@@ -43,6 +47,7 @@ const struct rcmd_entry rcmd_claim_entry = {
 
 const struct rcmd_entry rcmd_retest_entry = {
     .name = "retest",
+    .group = RCMD_CAUSES,
     .args = "[ID|all]",
     .summary = "run claims again under the present configuration",
     .complete = RCMD_COMPLETE_WORDS,
@@ -52,6 +57,8 @@ const struct rcmd_entry rcmd_retest_entry = {
 
 const struct rcmd_entry rcmd_notebook_entry = {
     .name = "notebook",
+    .group = RCMD_CAUSES,
+    .lists = true,
     .args = "[FILE.md | task|done|hypothesis|resolve ...]",
     .summary = "claims, hypotheses, tasks and experiments; write them down or export them",
     .help = "/notebook shows everything, /notebook FILE.md writes it to a file. /notebook task TEXT, /notebook done ID, /notebook hypothesis TEXT, "
@@ -63,6 +70,8 @@ const struct rcmd_entry rcmd_notebook_entry = {
 
 const struct rcmd_entry rcmd_weights_entry = {
     .name = "weights",
+    .group = RCMD_MODEL,
+    .lists = true,
     .args = "[list [GLOB] | load GLOB from FILE.gguf]",
     .summary = "take tensors of the loaded model from another file",
     .help = "load replaces every tensor whose name matches GLOB by that of the same name in another model file, between two steps. Types may differ, shapes "
@@ -75,6 +84,7 @@ const struct rcmd_entry rcmd_weights_entry = {
 
 const struct rcmd_entry rcmd_triage_entry = {
     .name = "triage",
+    .group = RCMD_CAUSES,
     .args = "[PROMPT]",
     .summary = "find the op that makes the output bad",
     .help = "Checks what eliminates most per second first: health, hyper-parameters, every op against the reference on its own inputs, ranks, cache, eager "

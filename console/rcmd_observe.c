@@ -45,6 +45,8 @@ static enum rs_result exec_stats(const struct rcmd_entry *self, struct con *con,
 
 const struct rcmd_entry rcmd_stats_entry = {
     .name = "stats",
+    .group = RCMD_FIGURES,
+    .lists = true,
     .args = "[reset]",
     .summary = "times of the last answer and of steps, by mode and kind of op",
     .complete = RCMD_COMPLETE_WORDS,
@@ -61,6 +63,8 @@ static enum rs_result exec_allreduce(const struct rcmd_entry *self, struct con *
 
 const struct rcmd_entry rcmd_allreduce_entry = {
     .name = "allreduce",
+    .group = RCMD_FIGURES,
+    .lists = true,
     .args = "",
     .summary = "times and bandwidth of the all-reduces, by rank",
     .help = "Wait is how long a rank waited for the slowest one, transfer is the exchange itself, time is both. algbw is bytes divided by "
@@ -102,6 +106,8 @@ static enum rs_result exec_ledger(const struct rcmd_entry *self, struct con *con
 
 const struct rcmd_entry rcmd_ledger_entry = {
     .name = "ledger",
+    .group = RCMD_FIGURES,
+    .lists = true,
     .args = "[N|SITES]",
     .summary = "what ran for each op of the last step, and why",
     .help = "Ops that differ in nothing but their layer are one line, with the sum of their times. With N only the first N ops of the step "
@@ -119,6 +125,8 @@ static enum rs_result exec_health(const struct rcmd_entry *self, struct con *con
 
 const struct rcmd_entry rcmd_health_entry = {
     .name = "health",
+    .group = RCMD_FIGURES,
+    .lists = true,
     .args = "",
     .summary = "the verdict on the last output and the numbers behind it",
     .exec = exec_health,
@@ -139,6 +147,8 @@ static enum rs_result exec_audit(const struct rcmd_entry *self, struct con *con,
 
 const struct rcmd_entry rcmd_audit_entry = {
     .name = "audit",
+    .group = RCMD_MODEL,
+    .lists = true,
     .args = "[-v]",
     .summary = "how the loaded model is dealt to ranks, and what its file leaves out",
     .help = "With -v every tensor with its range on every rank, instead of groups of layers.",

@@ -24,6 +24,7 @@ static enum rs_result exec_snapshot(const struct rcmd_entry *self, struct con *c
 
 const struct rcmd_entry rcmd_snapshot_entry = {
     .name = "snapshot",
+    .group = RCMD_CONSOLE,
     .args = "FILE",
     .summary = "write the panels to a file",
     .help =
@@ -34,7 +35,7 @@ const struct rcmd_entry rcmd_snapshot_entry = {
 
 static void list_arrangements(struct con *con)
 {
-    struct table *t = table_new("name|arrangement|what it shows");
+    struct table *t = table_new("name|~1arrangement|~what it shows");
     for (size_t i = 0; tui_presets[i].name != NULL; i++) {
         table_cell(t, "%s", tui_presets[i].name);
         table_cell(t, "%s", tui_presets[i].spec);
@@ -80,6 +81,8 @@ static enum rs_result exec_layout(const struct rcmd_entry *self, struct con *con
 
 const struct rcmd_entry rcmd_layout_entry = {
     .name = "layout",
+    .group = RCMD_CONSOLE,
+    .lists = true,
     .args = "[NAME|ARRANGEMENT|save NAME]",
     .summary = "which panels stand where",
     .help =
@@ -105,6 +108,7 @@ static enum rs_result exec_theme(const struct rcmd_entry *self, struct con *con,
 
 const struct rcmd_entry rcmd_theme_entry = {
     .name = "theme",
+    .group = RCMD_CONSOLE,
     .args = "[NAME]",
     .summary = "show or change the colours of the panels",
     .complete = RCMD_COMPLETE_WORDS,

@@ -8,20 +8,41 @@
 
 #include "console/fail.h"
 #include "console/js.h"
+#include "console/near.h"
 #include "console/rcmd_list.h"
 #include "console/setting.h"
 #include "console/units.h"
 #include "console/view.h"
 
-static enum rs_result list(struct con *con, struct rs_error *err)
+static enum rs_result show_slot(struct con *con, const json_t *slots, const char *name, struct rs_error *err)
+{
+    struct near near;
+    char hint[80];
+    near_init(&near, name, strlen(name));
+    for (size_t i = 0; i < json_array_size(slots); i++) {
+        const json_t *s = json_array_get(slots, i);
+        if (strcmp(js_str(s, "slot", ""), name) == 0) {
+            view_slot(con->out, s);
+            return RS_OK;
+        }
+        near_try(&near, js_str(s, "slot", ""));
+    }
+    return fail_set(err, RS_EUSAGE, "there is no patch slot '%s'%s; /patch list shows them", name, near_hint(&near, "", hint, sizeof hint));
+}
+
+/* All slots, or the one of that name. */
+static enum rs_result list(struct con *con, const char *name, struct rs_error *err)
 {
     json_t *reply;
     enum rs_result r = con_request(con, "patch.list", NULL, &reply, err);
     if (r != RS_OK)
         return r;
-    view_patches(con->out, reply);
+    if (*name == '\0')
+        view_patches(con->out, reply);
+    else
+        r = show_slot(con, json_object_get(reply, "slots"), name, err);
     json_decref(reply);
-    return RS_OK;
+    return r;
 }
 
 /* The engine's journal says what a change really did: a preset sets several slots. Entries after generation `since` are shown; returns how
@@ -218,8 +239,8 @@ static enum rs_result exec_patch(const struct rcmd_entry *self, struct con *con,
 {
     size_t n = strcspn(args, " \t");
     const char *rest = args + n + strspn(args + n, " \t");
-    if (n == 0 || (n == 4 && strncmp(args, "list", 4) == 0 && *rest == '\0'))
-        return list(con, err);
+    if (n == 0 || (n == 4 && strncmp(args, "list", 4) == 0))
+        return list(con, n == 0 ? "" : rest, err);
     if (n == 3 && strncmp(args, "set", 3) == 0 && *rest != '\0')
         return set(con, rest, err);
     if (n == 6 && strncmp(args, "revert", 6) == 0)
@@ -239,9 +260,11 @@ static enum rs_result exec_patch(const struct rcmd_entry *self, struct con *con,
 
 const struct rcmd_entry rcmd_patch_entry = {
     .name = "patch",
-    .args = "[list | set SLOT=IMPL [@SITES] | load FILE | shadow [NAME[@SITES] [STEPS] | stop] | promote [LIMIT] | revert [GENERATION] | reset]",
+    .group = RCMD_MODEL,
+    .lists = true,
+    .args = "[list [SLOT] | set SLOT=IMPL [@SITES] | load FILE | shadow [NAME[@SITES] [STEPS] | stop] | promote [LIMIT] | revert [GENERATION] | reset]",
     .summary = "show or change which implementation an operation uses",
-    .help = "list shows every slot with what it uses now, what it could use and what a change costs. set changes one slot, everywhere or "
+    .help = "list shows every slot with what it uses now, what it could use and what a change costs, or one slot in full. set changes one slot, everywhere or "
             "at the sites "
             "that match the pattern SITES (blk.3.*); the word set may be left out. revert goes one generation back, or to GENERATION. "
             "reset puts every "

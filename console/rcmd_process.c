@@ -25,6 +25,7 @@ static enum rs_result exec_detach(const struct rcmd_entry *self, struct con *con
 
 const struct rcmd_entry rcmd_detach_entry = {
     .name = "detach",
+    .group = RCMD_CONSOLE,
     .args = "",
     .summary = "leave the console and the engine running",
     .exec = exec_detach,
@@ -97,6 +98,7 @@ static enum rs_result exec_restart(const struct rcmd_entry *self, struct con *co
 
 const struct rcmd_entry rcmd_restart_entry = {
     .name = "restart",
+    .group = RCMD_CONSOLE,
     .args = "",
     .summary = "start the engine anew and go on with the conversation",
     .help = "Ends the engine if it still runs, starts a new one with the same model, ranks, mode and patches, and goes on with this "

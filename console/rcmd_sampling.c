@@ -29,6 +29,7 @@ static enum rs_result exec_system(const struct rcmd_entry *self, struct con *con
 
 const struct rcmd_entry rcmd_system_entry = {
     .name = "system",
+    .group = RCMD_CHAT,
     .args = "[TEXT | none]",
     .summary = "show or set the system message",
     .help = "Sets the system message of this conversation, from the next message on.",
@@ -56,6 +57,7 @@ static enum rs_result exec_think(const struct rcmd_entry *self, struct con *con,
 
 const struct rcmd_entry rcmd_think_entry = {
     .name = "think",
+    .group = RCMD_CHAT,
     .args = "[on|off|default]",
     .summary = "whether the model thinks before it answers",
     .help = "on and off ask for it or against it; default leaves it to the model's template.",
@@ -86,6 +88,7 @@ static enum rs_result exec_sampling(const struct rcmd_entry *self, struct con *c
 #define SAMPLING_ENTRY(NAME, SUMMARY)                                                                                                      \
     const struct rcmd_entry rcmd_##NAME##_entry = {                                                                                        \
         .name = #NAME,                                                                                                                     \
+        .group = RCMD_CHAT,                                                                                                                \
         .args = "[N | default]",                                                                                                           \
         .summary = SUMMARY,                                                                                                                \
         .complete = RCMD_COMPLETE_WORDS,                                                                                                   \

@@ -61,6 +61,7 @@ static enum rs_result exec_serve(const struct rcmd_entry *self, struct con *con,
 
 const struct rcmd_entry rcmd_serve_entry = {
     .name = "serve",
+    .group = RCMD_CONSOLE,
     .args = "[--port N|off]",
     .summary = "answer HTTP clients as OpenAI's do, beside the conversation",
     .help = "Listens on this machine's port 8080, or on --port N, and answers as \"rankscope serve\" does; it takes the same options. Requests run beside "

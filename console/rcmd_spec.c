@@ -53,6 +53,7 @@ static enum rs_result exec_spec(const struct rcmd_entry *self, struct con *con, 
 
 const struct rcmd_entry rcmd_spec_entry = {
     .name = "spec",
+    .group = RCMD_MODEL,
     .args = "[off|N]",
     .summary = "show or change how many tokens are drafted for each step",
     .help = "The model's NextN block drafts up to 8 tokens and the next step verifies them all at once. The text stays what it is without "

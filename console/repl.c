@@ -42,6 +42,11 @@ static void repl_progress(struct out *o, const char *text)
         r->inner->progress(r->inner, text);
 }
 
+static size_t repl_columns(struct out *o)
+{
+    return out_columns(((struct repl *)o)->inner);
+}
+
 /* What signals mean here. Ctrl-C is handed up; what concerns only the terminal is done at once. */
 static unsigned take_signals(struct con *con)
 {
@@ -138,7 +143,7 @@ static bool turn(struct con *con, struct repl *r)
 
 static void begin(struct con *con, struct repl *r)
 {
-    *r = (struct repl){.out = {.write = repl_write, .progress = repl_progress, .terminal = true}, .inner = con->out};
+    *r = (struct repl){.out = {.write = repl_write, .progress = repl_progress, .terminal = true, .columns = repl_columns}, .inner = con->out};
     con->out = &r->out;
     con->wait = repl_wait;
     con->wait_ctx = r;

@@ -3,19 +3,37 @@
 #include "console/table.h"
 
 #include <assert.h>
+#include <ctype.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "console/buf.h"
 #include "console/text.h"
 
+#define GAP 2    /* columns before each cell */
+#define LEAST 12 /* columns that a shortened cell keeps; its title keeps all */
+#define LAST 10  /* behind all digits: a column that is never left out is shortened last */
+
+/* How the columns are shown at a width. */
+struct fit {
+    size_t width[TABLE_MAX_COLUMNS];
+    bool shown[TABLE_MAX_COLUMNS], cut[TABLE_MAX_COLUMNS];
+};
+
 struct table *table_new(const char *heads)
 {
     struct table *t = xcalloc(1, sizeof *t);
     while (*heads != '\0') {
         assert(t->columns < TABLE_MAX_COLUMNS);
-        t->right[t->columns] = *heads == '>';
-        heads += *heads == '>';
+        for (; strchr(">~", *heads) != NULL || isdigit((unsigned char)*heads); heads++) {
+            if (*heads == '>')
+                t->right[t->columns] = true;
+            else if (*heads == '~')
+                t->shorten[t->columns] = true;
+            else
+                t->leaves[t->columns] = (unsigned char)(*heads - '0');
+        }
         size_t n = strcspn(heads, "|");
         t->cells = xreallocarray(t->cells, t->columns + 1, sizeof *t->cells);
         t->cells[t->columns++] = xstrndup(heads, n);
@@ -23,6 +41,11 @@ struct table *table_new(const char *heads)
     }
     t->n_cells = t->columns;
     return t;
+}
+
+void table_fold(struct table *t, size_t keys)
+{
+    t->keys = keys;
 }
 
 void table_cell(struct table *t, const char *fmt, ...)
@@ -36,18 +59,88 @@ void table_cell(struct table *t, const char *fmt, ...)
     free(text);
 }
 
+/* ---- what fits ----------------------------------------------------------------------------------------------------------------------- */
+
+static size_t sum_of(const struct table *t, const struct fit *f)
+{
+    size_t sum = 0;
+    for (size_t c = 0; c < t->columns; c++)
+        sum += f->shown[c] ? GAP + f->width[c] : 0;
+    return sum;
+}
+
+/* Columns that a cell of column c may lose. */
+static size_t spare(const struct table *t, const struct fit *f, size_t c)
+{
+    size_t title = text_columns(t->cells[c]), least = title > LEAST ? title : LEAST;
+    return f->shown[c] && t->shorten[c] && f->width[c] > least ? f->width[c] - least : 0;
+}
+
+/* The column that is to be left out next; SIZE_MAX: none may be. */
+static size_t next_out(const struct table *t, const struct fit *f)
+{
+    size_t next = SIZE_MAX;
+    for (size_t c = 0; c < t->columns; c++)
+        if (f->shown[c] && t->leaves[c] != 0 && (next == SIZE_MAX || t->leaves[c] < t->leaves[next]))
+            next = c;
+    return next;
+}
+
+static void cut(struct fit *f, size_t c, size_t by, size_t *excess)
+{
+    by = by < *excess ? by : *excess;
+    f->width[c] -= by;
+    f->cut[c] = f->cut[c] || by > 0;
+    *excess -= by;
+}
+
+/* Make the table as narrow as `columns`: shorten if that is enough, else leave something out and try again. Where nothing is left that may go,
+ * the columns at the right lose what is too much, so that no row wraps. */
+static void fit_into(const struct table *t, size_t columns, struct fit *f)
+{
+    size_t sum, room, out;
+    for (;;) {
+        sum = sum_of(t, f);
+        room = 0;
+        if (sum <= columns)
+            return;
+        for (size_t c = 0; c < t->columns; c++)
+            room += spare(t, f, c);
+        if (room >= sum - columns || (out = next_out(t, f)) == SIZE_MAX)
+            break;
+        f->shown[out] = false;
+    }
+    size_t excess = sum - columns;
+    for (unsigned turn = 1; turn <= LAST; turn++)
+        for (size_t c = t->columns; c-- > 0;)
+            if ((t->leaves[c] != 0 ? t->leaves[c] : LAST) == turn)
+                cut(f, c, spare(t, f, c), &excess);
+    for (size_t c = t->columns; c-- > 0;)
+        cut(f, c, f->shown[c] && f->width[c] > 1 ? f->width[c] - 1 : 0, &excess);
+}
+
+/* ---- printing ------------------------------------------------------------------------------------------------------------------------ */
+
 /* One row. Nothing is padded after the last column that has text. */
-static void print_row(const struct table *t, size_t row, const size_t *widths, struct out *o)
+static void print_row(const struct table *t, size_t row, const struct fit *f, struct out *o)
 {
     struct buf b = {0};
     for (size_t c = 0; c < t->columns; c++) {
+        if (!f->shown[c])
+            continue;
         const char *text = t->cells[row * t->columns + c];
-        size_t pad = widths[c] - text_columns(text);
-        buf_str(&b, "  ");
+        size_t n = strlen(text), used = text_columns(text);
+        bool dots = used > f->width[c] && f->width[c] > 2;
+        if (used > f->width[c])
+            n = text_fit(text, f->width[c] - (dots ? 2 : 0), &used);
+        size_t pad = f->width[c] - used - (dots ? 2 : 0);
+        buf_printf(&b, "%*s", GAP, "");
         if (t->right[c])
-            buf_printf(&b, "%*s%s", (int)pad, "", text);
-        else
-            buf_printf(&b, "%s%*s", text, (int)pad, "");
+            buf_printf(&b, "%*s", (int)pad, "");
+        buf_add(&b, text, n);
+        buf_str(&b, dots ? ".." : "");
+        if (!t->right[c])
+            buf_printf(&b, "%*s", (int)pad, "");
     }
     while (b.len > 0 && b.text[b.len - 1] == ' ')
         b.text[--b.len] = '\0';
@@ -56,17 +149,78 @@ static void print_row(const struct table *t, size_t row, const size_t *widths, s
     buf_fini(&b);
 }
 
+static void print_rows(const struct table *t, const struct fit *f, struct out *o)
+{
+    for (size_t row = 0; row < t->n_cells / t->columns; row++)
+        print_row(t, row, f, o);
+}
+
+static void name(struct buf *b, const char *title, const char *first)
+{
+    buf_printf(b, "%s%s", b->len > 0 ? ", " : first, title);
+}
+
+/* What the room did not allow, in one line. */
+static void say_missing(const struct table *t, const struct fit *f, size_t columns, struct out *o)
+{
+    struct buf out = {0}, shorter = {0};
+    for (size_t c = 0; c < t->columns; c++) {
+        if (!f->shown[c])
+            name(&out, t->cells[c], "without ");
+        else if (f->cut[c])
+            name(&shorter, t->cells[c], "shortened: ");
+    }
+    if (out.len > 0 || shorter.len > 0)
+        out_printf(o, OUT_THINKING, "  (%zu columns here: %s%s%s)\n", columns, out.len > 0 ? out.text : "", out.len > 0 && shorter.len > 0 ? "; " : "",
+                   shorter.len > 0 ? shorter.text : "");
+    buf_fini(&out);
+    buf_fini(&shorter);
+}
+
+/* All columns, in as many parts below each other as it takes. */
+static void print_folded(const struct table *t, const struct fit *all, size_t columns, struct out *o)
+{
+    for (size_t c = t->keys; c < t->columns;) {
+        struct fit f = *all;
+        size_t from = c;
+        for (size_t k = t->keys; k < t->columns; k++)
+            f.shown[k] = false;
+        for (; c < t->columns; c++) {
+            f.shown[c] = true;
+            if (c > from && sum_of(t, &f) > columns) {
+                f.shown[c] = false;
+                break;
+            }
+        }
+        fit_into(t, columns, &f);
+        if (from > t->keys)
+            out_str(o, OUT_TEXT, "\n");
+        print_rows(t, &f, o);
+    }
+}
+
 void table_print(struct table *t, struct out *o)
 {
-    size_t widths[TABLE_MAX_COLUMNS] = {0};
+    struct fit f = {0};
+    size_t columns = out_columns(o);
     assert(t->n_cells % t->columns == 0);
     for (size_t i = 0; i < t->n_cells; i++) {
-        size_t w = text_columns(t->cells[i]);
-        if (w > widths[i % t->columns])
-            widths[i % t->columns] = w;
+        size_t c = i % t->columns, w = text_columns(t->cells[i]);
+        f.shown[c] = true;
+        if (w > f.width[c])
+            f.width[c] = w;
     }
-    for (size_t row = 0; t->n_cells > t->columns && row < t->n_cells / t->columns; row++)
-        print_row(t, row, widths, o);
+    if (t->n_cells == t->columns) {
+        /* no rows */
+    } else if (columns == 0 || sum_of(t, &f) <= columns) {
+        print_rows(t, &f, o);
+    } else if (t->keys > 0) {
+        print_folded(t, &f, columns, o);
+    } else {
+        fit_into(t, columns, &f);
+        print_rows(t, &f, o);
+        say_missing(t, &f, columns, o);
+    }
     table_free(t);
 }
 

@@ -129,24 +129,33 @@ char *text_one_line(const char *text)
     return buf_take(&line);
 }
 
-size_t text_columns(const char *text)
+size_t text_fit(const char *text, size_t columns, size_t *used)
 {
     mbstate_t st = {0};
-    size_t columns = 0, left = strlen(text);
-    while (left > 0) {
+    size_t left = strlen(text), at = 0;
+    *used = 0;
+    while (at < left) {
         wchar_t wc;
-        size_t n = mbrtowc(&wc, text, left, &st);
+        size_t n = mbrtowc(&wc, text + at, left - at, &st), w = 1;
         if (n == (size_t)-1 || n == (size_t)-2 || n == 0) {
             /* Not a character of this locale: one column a byte is what terminals show. */
             st = (mbstate_t){0};
             n = 1;
-            columns++;
         } else {
-            int w = wcwidth(wc);
-            columns += w > 0 ? (size_t)w : 0;
+            int wide = wcwidth(wc);
+            w = wide > 0 ? (size_t)wide : 0;
         }
-        text += n;
-        left -= n;
+        if (w > columns - *used)
+            break;
+        *used += w;
+        at += n;
     }
-    return columns;
+    return at;
+}
+
+size_t text_columns(const char *text)
+{
+    size_t used;
+    text_fit(text, SIZE_MAX, &used);
+    return used;
 }

@@ -36,4 +36,7 @@ bool text_valid(const char *text, size_t len, size_t *bad);
 /* Columns that the text takes on a terminal, as the locale has it. */
 size_t text_columns(const char *text);
 
+/* The bytes of text that fit into so many columns; *used gets the columns that they take. */
+size_t text_fit(const char *text, size_t columns, size_t *used);
+
 #endif

@@ -108,6 +108,15 @@ static void write_progress(struct out *o, const char *line)
     t->dirty = true;
 }
 
+static size_t chat_columns(struct out *o)
+{
+    const struct tui *t = (struct tui *)o;
+    if (t->screen == NULL)
+        return t->plain != NULL ? out_columns(t->plain) : 0;
+    /* Another panel may fill the screen, so that the chat is not to be seen now. */
+    return (size_t)(t->layout.shown[TUI_CHAT] ? t->layout.inner[TUI_CHAT].w : t->grid.cols);
+}
+
 /* ---- what the engine says ------------------------------------------------------------------------------------------------------------ */
 
 static void take_action(struct tui *t)
@@ -300,19 +309,26 @@ static bool take_keys(struct tui *t)
     return n > 0 || (n < 0 && (errno == EINTR || errno == EAGAIN));
 }
 
+/* The command that a line begins with; NULL: none. */
+static const struct rcmd_entry *command_of(const char *line)
+{
+    struct rs_error err;
+    char name[32];
+    line += strspn(line, " \t");
+    size_t n = line[0] == '/' ? strcspn(line + 1, " \t") : 0;
+    if (n == 0 || n >= sizeof name)
+        return NULL;
+    memcpy(name, line + 1, n);
+    name[n] = '\0';
+    return rcmd_find(name, &err);
+}
+
 /* Commands that make sense while an answer is on its way: they take effect between two of its steps. */
 static bool is_live(const char *line)
 {
     static const char *const names[] = {"help",   "info",   "mode",  "patch",    "set",    "stats", "allreduce",
                                         "ledger", "health", "audit", "snapshot", "layout", "theme", "bind", "copy"};
-    struct rs_error err;
-    char name[32];
-    size_t n = line[0] == '/' ? strcspn(line + 1, " \t") : 0;
-    if (n == 0 || n >= sizeof name)
-        return false;
-    memcpy(name, line + 1, n);
-    name[n] = '\0';
-    const struct rcmd_entry *e = rcmd_find(name, &err);
+    const struct rcmd_entry *e = command_of(line);
     for (size_t i = 0; e != NULL && i < sizeof names / sizeof names[0]; i++)
         if (strcmp(e->name, names[i]) == 0)
             return true;
@@ -346,11 +362,20 @@ static void shown_as_typed(struct tui *t, const char *line)
     buf_fini(&shown);
 }
 
+/* Whether a line is a command whose output is read from its beginning, as a list is. */
+static bool is_list(const char *line)
+{
+    const struct rcmd_entry *e = command_of(line);
+    return e != NULL && e->lists;
+}
+
 static void run_line(struct tui *t, const char *line)
 {
+    uint64_t from = t->chat.first_id + t->chat.n;
     shown_as_typed(t, line);
     tui_text_end(&t->chat);
-    rcmd_line(t->con, line);
+    if (rcmd_line(t->con, line) && t->running == 1 && is_list(line))
+        tui_text_from(&t->chat, from);
 }
 
 static void run_job(struct tui *t)
@@ -600,7 +625,7 @@ struct tui *tui_new(struct con *con, const struct tui_options *o)
 {
     struct tui *t = xcalloc(1, sizeof *t);
     struct rs_error err;
-    t->out = (struct out){.write = write_chat, .progress = write_progress, .terminal = true};
+    t->out = (struct out){.write = write_chat, .progress = write_progress, .terminal = true, .columns = chat_columns};
     t->plain = con->out;
     t->con = con;
     t->theme = o->theme;

@@ -352,7 +352,7 @@ static void draw_marker(const struct tui_text *t, struct grid *g, struct grid_re
     if (end > t->left_id)
         snprintf(text, sizeof text, " -- %llu new lines -- ", (unsigned long long)(end - t->left_id));
     else
-        snprintf(text, sizeof text, " -- more below -- ");
+        snprintf(text, sizeof text, " -- more (PgDn) -- ");
     int n = (int)strlen(text);
     if (n < r.w)
         grid_str(g, r.y + r.h - 1, r.x + r.w - n, n, role, text);
@@ -415,6 +415,20 @@ void tui_text_scroll(struct tui_text *t, int rows)
     t->top_row = row;
     t->scrolled = true;
     find_top(t, &i, &row); /* the end ends it */
+}
+
+void tui_text_from(struct tui_text *t, uint64_t id)
+{
+    int rows = 0;
+    size_t i = id > t->first_id ? (size_t)(id - t->first_id) : 0;
+    for (size_t k = i; k < t->n && rows <= t->h; k++)
+        rows += rows_of(t, k);
+    if (rows <= t->h)
+        return;
+    t->left_id = t->first_id + t->n;
+    t->top_id = t->first_id + i;
+    t->top_row = 0;
+    t->scrolled = true;
 }
 
 void tui_text_home(struct tui_text *t)

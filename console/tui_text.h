@@ -59,6 +59,8 @@ void tui_text_draw(struct tui_text *t, struct grid *g, struct grid_rect r, uint8
 
 /* Rows down (or up, if negative); both use the size of the last drawing. */
 void tui_text_scroll(struct tui_text *t, int rows);
+/* If what begins with line id is more than fits, have that line at the top instead of the end at the bottom. */
+void tui_text_from(struct tui_text *t, uint64_t id);
 void tui_text_home(struct tui_text *t);
 void tui_text_end(struct tui_text *t);
 

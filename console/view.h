@@ -10,6 +10,8 @@
 void view_audit(struct out *o, const json_t *audit, bool verbose);
 void view_info(struct out *o, const json_t *info);
 void view_patches(struct out *o, const json_t *list);
+/* One of the slots, with all its implementations. */
+void view_slot(struct out *o, const json_t *slot);
 void view_stats(struct out *o, const json_t *stats);
 /* Figures of drafts, "spec" of method stats; nothing when none was verified. */
 void view_spec(struct out *o, const json_t *spec);

@@ -110,7 +110,7 @@ static char *current(const json_t *slot)
 void view_patches(struct out *o, const json_t *list)
 {
     const json_t *slots = json_object_get(list, "slots");
-    struct table *t = table_new("slot|now|implementations|cost|what it is");
+    struct table *t = table_new("slot|~now|~3implementations|2cost|~1what it is");
     for (size_t i = 0; i < json_array_size(slots); i++) {
         const json_t *s = json_array_get(slots, i);
         char *impls = impl_list(s), *now = current(s);
@@ -125,4 +125,30 @@ void view_patches(struct out *o, const json_t *list)
     table_print(t, o);
     out_printf(o, OUT_TEXT, "  generation %lld; * is the default, ! cannot be captured in a graph\n",
                (long long)js_int(list, "generation", 0));
+}
+
+void view_slot(struct out *o, const json_t *slot)
+{
+    const json_t *impls = json_object_get(slot, "impls"), *kinds = json_object_get(slot, "op_kinds");
+    char *now = current(slot), *help = text_one_line(js_str(slot, "help", ""));
+    struct buf b = {0};
+    for (size_t i = 0; i < json_array_size(kinds); i++)
+        buf_printf(&b, "%s%s", i > 0 ? ", " : "", json_string_value(json_array_get(kinds, i)));
+    line(o, js_str(slot, "slot", "?"), "%s", help);
+    line(o, "now", "%s", now);
+    line(o, "cost", "%s", js_str(slot, "cost", "n/a"));
+    if (b.len > 0)
+        line(o, "ops", "%s", b.text);
+    struct table *t = table_new("implementation|1in graphs|~what it is");
+    for (size_t i = 0; i < json_array_size(impls); i++) {
+        const json_t *e = json_array_get(impls, i);
+        const char *name = json_is_string(e) ? json_string_value(e) : js_str(e, "name", "?");
+        table_cell(t, "%s%s", name, strcmp(name, js_str(slot, "default", "")) == 0 ? " (default)" : "");
+        table_cell(t, "%s", js_bool(e, "capturable", true) ? "yes" : "no");
+        table_cell(t, "%s", js_str(e, "help", ""));
+    }
+    table_print(t, o);
+    buf_fini(&b);
+    free(now);
+    free(help);
 }

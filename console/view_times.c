@@ -59,7 +59,7 @@ static void view_kinds(struct out *o, const char *title, const json_t *by_kind)
 void view_stats(struct out *o, const json_t *stats)
 {
     static const char *const parts[] = {"decode", "prompt"}, *const modes[] = {"eager", "graph"};
-    struct table *t = table_new("steps|mode|>number|>mean|>p50|>p99");
+    struct table *t = table_new("steps|mode|>1number|>mean|>p50|>p99");
     for (size_t i = 0; i < 4; i++) {
         const json_t *s = json_object_get(json_object_get(stats, parts[i / 2]), modes[i % 2]);
         if (js_num(s, "steps", 0) < 1)
@@ -121,8 +121,8 @@ void view_allreduce(struct out *o, const json_t *ar)
                units_bytes(bytes, js_num(ar, "bytes_per_row", NAN)),
                js_bool(ar, "simulated", false) ? "; times are simulated (virtual clock)" : "");
     const bool hosts = json_object_get(json_array_get(ranks, 0), "host") != NULL;
-    struct table *t = table_new(hosts ? ">rank|>number|>time, mean|>p50 / p99|>wait, mean / p99|>transfer, mean|>algbw|>busbw|host"
-                                      : ">rank|>number|>time, mean|>p50 / p99|>wait, mean / p99|>transfer, mean|>algbw|>busbw");
+    struct table *t = table_new(hosts ? ">rank|>2number|>time, mean|>5p50 / p99|>6wait, mean / p99|>4transfer, mean|>1algbw|>3busbw|~7host"
+                                      : ">rank|>2number|>time, mean|>5p50 / p99|>6wait, mean / p99|>4transfer, mean|>1algbw|>3busbw");
     for (size_t i = 0; i < json_array_size(ranks); i++) {
         const json_t *r = json_array_get(ranks, i);
         char alg[32], bus[32];
@@ -167,7 +167,7 @@ static bool view_ops(struct out *o, const json_t *ops, const char *heading)
     if (l.n == 0)
         return false;
     out_str(o, OUT_HEADING, heading);
-    struct table *t = table_new("site|layers|kind|implementation|products|why|graph|>time");
+    struct table *t = table_new("site|~5layers|2kind|~implementation|1products|4why|~3graph|>6time");
     for (size_t i = 0; i < l.n; i++) {
         const json_t *op = l.groups[i].first;
         char us[32], *layers = layers_ranges(&l.groups[i]);
@@ -210,7 +210,7 @@ void view_health(struct out *o, const json_t *health)
         out_printf(o, strcmp(verdict, "ok") == 0 ? OUT_GOOD : OUT_BAD, "%s%s%s\n", verdict, *reason ? ": " : "", reason);
         free(reason);
     }
-    struct table *t = table_new("measure|>value");
+    struct table *t = table_new("~measure|>value");
     json_object_foreach(json_object_get(health, "health"), key, v)
     {
         char *text = json_is_string(v)   ? xstrdup(json_string_value(v))

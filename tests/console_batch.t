@@ -40,7 +40,14 @@ tap_like "the conversation is kept in the engine first" "$(echo "$log" | sed 's/
 says "a line without its newline" "$(printf 'Hi')" '^0:You said: Hi$'
 says "a text that begins with a slash" '//etc is a folder' 'You said: /etc is a folder'
 
-says "/help" /help '^  /mode \[eager.graph\] +show or switch'
+says "/help is one line a group" /help '^  model +what is loaded.*/info /load.* /patch'
+tap_ok "and not more" [ "$(printf '%s\n' "$out" | wc -l)" -le 10 ]
+says "/help of a group" '/help model' '^  /mode +show or switch how steps run +\[eager.graph\]'
+says "/help of a group cut short" '/help debug' '^0:debugger: '
+says "/help all" '/help all' '^  /bind '
+refuses "/help of nothing" '/help modes' 'no command /modes .did you mean /mode'
+says "one patch slot in full" '/patch list mla' '^  absorbed .default. +yes'
+refuses "a slot that is none" '/patch list mal' "no patch slot 'mal' .did you mean mla"
 says "/help of one" '/help patch' '^0:/patch \[list'
 says "a name cut short" '/hel mode' '^0:/mode'
 refuses "a name that is not unique" '/s' '/s could be /'

@@ -17,6 +17,7 @@
 #include "console/sampling.h"
 #include "console/setting.h"
 #include "console/sig.h"
+#include "console/rcmd.h"
 #include "console/table.h"
 #include "console/text.h"
 #include "console/units.h"
@@ -229,6 +230,10 @@ static void test_complete(void)
     completes(&con, "/bisect mla=off : m", "");
     completes(&con, "/set numerics=i", "numerics=invariant");
     completes(&con, "/help /mo", "/mode");
+    completes(&con, "/help mo", "mode model");
+    completes(&con, "/help ", "all causes chat console debugger figures model");
+    completes(&con, "/help model m", "");
+    completes(&con, "/patch list ml", "mla");
     completes(&con, "hello /mo", "");
     completes(&con, "/foo x", "");
     mkdir(tap_scratch("files"), 0700);
@@ -287,6 +292,85 @@ static void keep(struct out *o, enum out_role role, const char *text, size_t len
     buf_add(&s_printed, text, len);
 }
 
+static size_t s_width;
+
+static size_t width(struct out *o)
+{
+    (void)o;
+    return s_width;
+}
+
+/* A table of four columns at this width is these lines, of which none is wider. */
+static void table_is(size_t columns, size_t keys, const char *want, const char *name)
+{
+    struct out o = {.write = keep, .columns = width};
+    struct table *t = table_new("name|>2size|~3kinds|~1what it is");
+    s_width = columns;
+    table_fold(t, keys);
+    table_cell(t, "%s", "first");
+    table_cell(t, "%d", 5);
+    table_cell(t, "%s", "one, two, three, four");
+    table_cell(t, "%s", "the first of them all");
+    table_cell(t, "%s", "\xe6\x97\xa5\xe6\x9c\xac\xe6\x97\xa5\xe6\x9c\xac");
+    table_cell(t, "%d", 1000);
+    table_cell(t, "%s", "one");
+    table_cell(t, "%s", "-");
+    table_print(t, &o);
+    tap_eq_str(s_printed.text, want, "%s", name);
+    buf_fini(&s_printed);
+}
+
+static void test_table_width(void)
+{
+    static const char all[] = "  name      size  kinds                  what it is\n"
+                              "  first        5  one, two, three, four  the first of them all\n"
+                              "  \xe6\x97\xa5\xe6\x9c\xac\xe6\x97\xa5\xe6\x9c\xac  1000  one                    -\n";
+    table_is(0, 0, all, "table: a file gets everything");
+    table_is(62, 0, all, "table: as wide as it needs");
+    table_is(60, 0,
+             "  name      size  kinds                  what it is\n"
+             "  first        5  one, two, three, four  the first of them..\n"
+             "  \xe6\x97\xa5\xe6\x9c\xac\xe6\x97\xa5\xe6\x9c\xac  1000  one                    -\n"
+             "  (60 columns here: shortened: what it is)\n",
+             "table: the least important text is shortened first");
+    table_is(36, 0,
+             "  name      size  kinds\n"
+             "  first        5  one, two, three,..\n"
+             "  \xe6\x97\xa5\xe6\x9c\xac\xe6\x97\xa5\xe6\x9c\xac  1000  one\n"
+             "  (36 columns here: without what it is; shortened: kinds)\n",
+             "table: then columns are left out, in their order");
+    table_is(8, 0, "  name\n  first\n  \xe6\x97\xa5\xe6\x9c\xac..\n  (8 columns here: without size, kinds, what it is; shortened: name)\n",
+             "table: what is left loses its end rather than wrap");
+    table_is(40, 1,
+             "  name      size  kinds\n"
+             "  first        5  one, two, three, four\n"
+             "  \xe6\x97\xa5\xe6\x9c\xac\xe6\x97\xa5\xe6\x9c\xac  1000  one\n"
+             "\n"
+             "  name      what it is\n"
+             "  first     the first of them all\n"
+             "  \xe6\x97\xa5\xe6\x9c\xac\xe6\x97\xa5\xe6\x9c\xac  -\n",
+             "table: one that folds goes on below");
+}
+
+/* Each command is in one group, and no name means two things. */
+static void test_groups(void)
+{
+    size_t in_groups = 0, n = 0, both = 0;
+    for (const struct rcmd_group *g = rcmd_groups; g->name != NULL; g++) {
+        size_t members = 0;
+        for (size_t i = 0; rcmd_table[i] != NULL; i++)
+            members += rcmd_table[i]->group == g->about;
+        both += rcmd_exact(g->name) != NULL || strcmp(g->name, "all") == 0;
+        in_groups += members;
+        tap_ok(members > 0 && members < 20, "help: %s has commands, and they fit a window", g->name);
+    }
+    while (rcmd_table[n] != NULL)
+        n++;
+    tap_eq_int((long long)in_groups, (long long)n, "help: every command is in a group");
+    tap_eq_int((long long)both, 0, "help: no group is called as a command is");
+    tap_ok(rcmd_group_find("debug") != NULL && rcmd_group_find("c") == NULL && rcmd_group_find("") == NULL, "help: a group's name may be cut short");
+}
+
 static void test_table(void)
 {
     struct out o = {.write = keep};
@@ -313,5 +397,7 @@ int main(void)
     test_layers();
     test_units();
     test_table();
+    test_table_width();
+    test_groups();
     return tap_done();
 }

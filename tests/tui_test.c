@@ -213,7 +213,7 @@ static void test_text(void)
     draw_eq(&t, 2, 20, "line 98\nline 99\n", "the newest lines");
     tap_eq_int((long long)t.n, 50, "the oldest lines went");
     tui_text_scroll(&t, -10);
-    draw_eq(&t, 2, 30, "line 88\nline 89      -- more below --\n", "scrolled");
+    draw_eq(&t, 2, 30, "line 88\nline 89     -- more (PgDn) --\n", "scrolled");
     add(&t, 0, "\nnew\nnewer");
     draw_eq(&t, 2, 30, "line 88\nline 89     -- 2 new lines --\n", "it stays when lines come, and says how many");
     draw_eq(&t, 2, 40, "line 88\nline 89               -- 2 new lines --\n", "and when the window changes");
