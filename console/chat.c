@@ -411,6 +411,7 @@ enum rs_result chat_turn(struct con *con, const char *text, struct rs_error *err
         if (left != RS_OK)
             return left;
     }
+    chat_catch_up(con);
     conv_add(&con->conv, CONV_USER, text, NULL, false);
     size_t n = con->conv.n;
     enum rs_result r = answer(con, err);
@@ -528,38 +529,6 @@ enum rs_result chat_follow(struct con *con, uint32_t stream, struct rs_error *er
         chat_done(con, stream, done);
     json_decref(reply);
     return finish(con, err);
-}
-
-static void show_message(struct con *con, const struct conv_message *m)
-{
-    struct text_filter f = {0};
-    struct buf b = {0};
-    text_clean(&f, m->text, strlen(m->text), &b);
-    text_clean_end(&f, &b);
-    buf_char(&b, '\n');
-    if (m->role == CONV_USER)
-        out_str(con->out, OUT_HEADING, "> ");
-    out_write(con->out, m->role == CONV_USER ? OUT_HEADING : OUT_ANSWER, b.text, b.len);
-    buf_fini(&b);
-}
-
-enum rs_result chat_attach(struct con *con, json_int_t session, struct rs_error *err)
-{
-    json_t *reply;
-    enum rs_result r = con_request(con, "session.get", json_pack("{s:I}", "session", session), &reply, err);
-    if (r != RS_OK)
-        return r;
-    const json_t *data = json_object_get(reply, "data");
-    json_int_t stream = js_int(reply, "stream", 0);
-    r = json_is_object(data) ? chat_restore(con, data, err) : RS_OK;
-    json_decref(reply);
-    if (r != RS_OK)
-        return r;
-    con->session = session;
-    for (size_t i = 0; i < con->conv.n; i++)
-        show_message(con, &con->conv.messages[i]);
-    bool unanswered = con->conv.n > 0 && con->conv.messages[con->conv.n - 1].role == CONV_USER;
-    return unanswered && stream > 0 ? chat_follow(con, (uint32_t)stream, err) : RS_OK;
 }
 
 /* ---- results ------------------------------------------------------------------------------------------------------------------------- */

@@ -40,6 +40,9 @@ enum rs_result chat_follow(struct con *con, uint32_t stream, struct rs_error *er
 /* Go on with a conversation that the engine holds: show what was said, follow an answer that runs. */
 enum rs_result chat_attach(struct con *con, json_int_t session, struct rs_error *err);
 
+/* If control came to this console, read what was said in the conversation meanwhile. Nothing happens while something runs. */
+void chat_catch_up(struct con *con);
+
 /* Keep the conversation in the engine's session store, so that another console can go on with it. */
 enum rs_result chat_keep(struct con *con, struct rs_error *err);
 

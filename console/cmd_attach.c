@@ -20,6 +20,7 @@ static const struct opt s_options[] = {
      .max = 1e15,
      .help = "the conversation to go on with; without it the newest one"},
     {.name = "new", .type = OPT_FLAG, .help = "begin a conversation of one's own"},
+    {.name = "take", .type = OPT_FLAG, .help = "take control from the console that has it"},
     {0},
 };
 
@@ -67,9 +68,16 @@ static enum exit_status exec_attach(const struct cmd_entry *self, const struct o
         return err.code == RS_ENOTFOUND ? EXIT_COMMAND : status;
     }
     s.con.only_looks = !in_control;
+    if (!in_control && opt_set(v, "take")) {
+        r = con_request(&s.con, "control", json_pack("{s:b}", "take", 1), NULL, &err);
+        if (r != RS_OK)
+            return oneshot_fail(&s, &err);
+        s.con.only_looks = false;
+        in_control = true;
+    }
     if (terminal && !opt_set(v, "screen"))
         out_printf(s.con.out, OUT_NOTE, "engine %s: %s%s\n", s.con.engine_name, js_str(s.con.info, "model.name", "no model"),
-                   in_control ? "" : "; another console is in control, this one can only look");
+                   in_control ? "" : "; another client is in control, this console can only look");
     return oneshot_end(&s, desk_run(&s.con, session, false, v));
 }
 
@@ -79,7 +87,8 @@ const struct cmd_entry cmd_attach_entry = {
     .summary = "go on with an engine that runs",
     .help = "Starts the console on the engine NAME, or on the only one that runs, and goes on with its newest conversation: what was said "
             "is shown, an "
-            "answer that runs is followed. Leaving the console leaves the engine running.",
+            "answer that runs is followed. Leaving the console leaves the engine running. While another console is in control this one looks; when that one leaves, "
+            "or with --take or /control take, this one is.",
     .tables = {s_options, tui_table},
     .max_args = 1,
     .exec = exec_attach,

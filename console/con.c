@@ -153,8 +153,29 @@ static void take_state(struct con *con, json_t *state)
         json_object_set(con->info, "state", state);
 }
 
+void con_say_control(struct con *con)
+{
+    if (con->only_looks)
+        out_str(con->out, OUT_WARN, "another client is in control of this engine, this console only looks: until that one leaves, or /control take\n");
+    else
+        out_str(con->out, OUT_NOTE, "this console is in control of the engine now\n");
+}
+
+/* Control came here, or went. */
+static void take_control(struct con *con, bool has)
+{
+    con->took_over = con->took_over || (con->only_looks && has);
+    con->only_looks = !has;
+    con_say_control(con);
+}
+
 static void take_log(struct con *con, const json_t *log)
 {
+    const json_t *has = json_object_get(log, "in_control");
+    if (json_is_boolean(has)) {
+        take_control(con, json_is_true(has));
+        return;
+    }
     if (con->watch_logs)
         return;
     const char *level = js_str(log, "level", "info");

@@ -59,7 +59,8 @@ struct con {
     struct rs_engine *engine; /* NULL: none */
     bool remote;              /* it is a process of its own, called engine_name */
     char *engine_name;
-    bool only_looks;               /* another client is in control of it; the panels are to say so once */
+    bool only_looks;               /* another client is in control of it */
+    bool took_over;                /* control came to this console: what was said meanwhile is to be read */
     bool stop_engine;              /* leaving the console ends it: this console started it */
     struct rs_local_params params; /* how it was started, to start it again; isa is borrowed */
     con_wait_fn wait;
@@ -144,6 +145,9 @@ enum rs_result con_open(struct con *con, json_t *args, struct rs_error *err);
 
 /* Another model is open: info is its reply of "info", and con's from now on. */
 void con_take_info(struct con *con, json_t *info);
+
+/* Say to who looks only that it does, and how that ends. */
+void con_say_control(struct con *con);
 
 /* Ask for "info" again. */
 enum rs_result con_refresh(struct con *con, struct rs_error *err);

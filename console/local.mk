@@ -6,6 +6,7 @@ libconsole_a_SOURCES = \
 	console/buf.c \
 	console/buf.h \
 	console/chat.c \
+	console/chat_attach.c \
 	console/chat.h \
 	console/cmd.c \
 	console/cmd.h \

@@ -74,6 +74,7 @@ const struct rcmd_entry *const rcmd_table[] = {
     &rcmd_layout_entry,
     &rcmd_theme_entry,
     &rcmd_bind_entry,
+    &rcmd_control_entry,
     &rcmd_detach_entry,
     &rcmd_restart_entry,
     NULL,

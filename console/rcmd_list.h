@@ -12,6 +12,7 @@ extern const struct rcmd_entry rcmd_branch_entry;
 extern const struct rcmd_entry rcmd_break_entry;
 extern const struct rcmd_entry rcmd_claim_entry;
 extern const struct rcmd_entry rcmd_continue_entry;
+extern const struct rcmd_entry rcmd_control_entry;
 extern const struct rcmd_entry rcmd_copy_entry;
 extern const struct rcmd_entry rcmd_detach_entry;
 extern const struct rcmd_entry rcmd_diff_entry;

@@ -1,4 +1,4 @@
-/* rcmd_process.c: /detach, /restart: the engine's process. */
+/* rcmd_process.c: /detach, /restart, /control: the engine's process, and who controls it. */
 #include "config.h"
 
 #include <stdlib.h>
@@ -105,4 +105,39 @@ const struct rcmd_entry rcmd_restart_entry = {
             "conversation. A "
             "question that had no answer yet is asked again.",
     .exec = exec_restart,
+};
+
+static enum rs_result exec_control(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
+{
+    bool take = strcmp(args, "take") == 0, give = strcmp(args, "give") == 0;
+    json_t *reply;
+    if (*args != '\0' && !take && !give)
+        return rcmd_usage(self, err);
+    enum rs_result r = con_request(con, "control", json_pack("{s:b, s:b}", "take", take, "give", give), &reply, err);
+    if (r != RS_OK)
+        return r;
+    bool mine = js_bool(reply, "in_control", false);
+    const char *who = js_str(reply, "client", NULL);
+    long long waiting = (long long)js_int(reply, "waiting", 0);
+    con->took_over = con->took_over || (con->only_looks && mine);
+    con->only_looks = !mine && who != NULL;
+    out_printf(con->out, OUT_NOTE, "control: %s%s", mine ? "this console" : who != NULL ? "another client, " : "nobody, so that whoever does something may",
+               !mine && who != NULL ? who : "");
+    if (waiting > 0)
+        out_printf(con->out, OUT_NOTE, "; %lld wait%s for it", waiting, waiting == 1 ? "s" : "");
+    out_str(con->out, OUT_NOTE, "\n");
+    json_decref(reply);
+    return RS_OK;
+}
+
+const struct rcmd_entry rcmd_control_entry = {
+    .name = "control",
+    .group = RCMD_CONSOLE,
+    .args = "[take | give]",
+    .summary = "who is in control of the engine; take it, or give it up",
+    .help = "Of several clients of one engine (rankscope attach) one is in control; the others look. When it leaves, the console that has waited longest is in control and "
+            "reads what was said meanwhile. take does not wait for that; give gives it up.",
+    .complete = RCMD_COMPLETE_WORDS,
+    .words = "take|give",
+    .exec = exec_control,
 };

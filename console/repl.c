@@ -108,6 +108,7 @@ static unsigned repl_wait(struct con *con, void *ctx, int timeout_ms)
 /* One turn of the loop: false when it is over. */
 static bool turn(struct con *con, struct repl *r)
 {
+    chat_catch_up(con);
     line_prompt(PROMPT);
     unsigned wake = con_pump(con, -1);
     if (wake & CON_WAKE_END)

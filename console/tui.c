@@ -512,6 +512,9 @@ static bool turn(struct tui *t)
         return false;
     if (wake & CON_WAKE_INTERRUPT)
         interrupted(t);
+    t->running++;
+    chat_catch_up(t->con);
+    t->running--;
     return !t->quit && !t->toggle && t->con->end_signal == 0;
 }
 
@@ -520,9 +523,9 @@ static void attach(struct tui *t)
     struct rs_error err = {0};
     json_int_t session = t->attach;
     t->attach = 0;
-    if (t->con->only_looks)
-        out_str(&t->out, OUT_WARN, "another console is in control of this engine, this one only looks; attach again when that one has left\n");
-    t->con->only_looks = false;
+    if (t->con->only_looks && !t->said_looks)
+        con_say_control(t->con);
+    t->said_looks = true;
     if (session == 0)
         return;
     t->running++;

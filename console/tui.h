@@ -104,6 +104,7 @@ struct tui {
     bool message_bad;
     uint64_t message_until_us;
     char *progress;
+    bool said_looks;   /* that another client is in control was said when the panels opened first */
     json_int_t attach; /* a conversation of the engine to go on with, when the panels open; 0: none */
     bool answering;    /* what was written to the chat last is an answer */
     char action[192];  /* what the change that was sent is called */

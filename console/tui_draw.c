@@ -141,7 +141,7 @@ static int status_parts(const struct tui *t, struct part *parts)
         add_part(parts, &n, 4, ROLE_STATUS_WARN, "rank %d slow", slow);
     if (t->frozen)
         add_part(parts, &n, 1, ROLE_STATUS_WARN, "FROZEN");
-    if (t->read_only)
+    if (t->read_only || con->only_looks)
         add_part(parts, &n, 2, ROLE_STATUS, "only looking");
     return n;
 }

@@ -48,7 +48,7 @@ bool brk_holding(const struct engine *e)
 bool brk_allows(const char *method)
 {
     static const char *const FINE[] = {
-        "hello", "info", "ping", "stop", "stats", "allreduce", "ledger", "program", "health", "audit", "patch.list", "probe.list", "probe.read", "watch.list",
+        "hello", "control", "info", "ping", "stop", "stats", "allreduce", "ledger", "program", "health", "audit", "patch.list", "probe.list", "probe.read", "watch.list",
         "probe.untap", "probe.unwatch", "break.add", "break.del", "break.list", "where", "step", "next", "continue", "tensor.read", "tensor.write", "cancel", "stream.get", "encode",
         "decode", "pieces", "session.new", "session.put", "session.get", "session.list", "hparams.check", "load", "requests",
     };

@@ -68,8 +68,10 @@ static enum rs_result carry_out(struct engine *e, struct msg *m, const char *tex
     bool queues = strcmp(method->name, "submit") == 0 && server_serves(e->server, m->slot); /* what it hands in waits, as it would for its turn */
     if (brk_holding(e) && !brk_allows(method->name) && !queues)
         return error_set(err, RS_ESTATE, "%s: the engine is stopped (%s): continue first", method->name, e->brk.reason);
-    if (method->control && !server_in_control(e->server, m->slot) && !(may_serve(method->name) && server_serves(e->server, m->slot)))
-        return error_set(err, RS_ESTATE, "%s: another client is in control of this engine", method->name);
+    if (method->control && !server_in_control(e->server, m->slot) && !(may_serve(method->name) && server_serves(e->server, m->slot))) {
+        int waiting;
+        return error_set(err, RS_ESTATE, "another client (%s) is in control of this engine", server_client_name(e->server, server_control(e->server, &waiting)));
+    }
     if (e->hosts != NULL && needs_one_host(method->name))
         return error_set(err, RS_EUNSUPPORTED, "%s: not while ranks are on several hosts; open the model on one", method->name);
     size_t n = len - (size_t)(nul + 1 - text);

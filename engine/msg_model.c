@@ -42,6 +42,28 @@ static enum rs_result msg_hello(struct engine *e, struct msg *m, struct args *a,
     return RS_OK;
 }
 
+static enum rs_result msg_control(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
+{
+    bool take = false, give = false;
+    int waiting;
+    args_bool(a, "take", &take);
+    args_bool(a, "give", &give);
+    enum rs_result rc = args_end(a);
+    if (rc != RS_OK)
+        return rc;
+    if (take && give)
+        return error_set(err, RS_EUSAGE, "control is either taken or given up");
+    if (take)
+        server_take_control(e->server, m->slot, true);
+    if (give)
+        server_give_control(e->server, m->slot);
+    int holder = server_control(e->server, &waiting);
+    json_object_set_new(m->reply, "in_control", json_boolean(holder == m->slot));
+    json_object_set_new(m->reply, "client", holder >= 0 ? json_string(server_client_name(e->server, holder)) : json_null());
+    json_object_set_new(m->reply, "waiting", json_integer(waiting));
+    return RS_OK;
+}
+
 static json_t *types_json(const struct model *m)
 {
     json_t *o = json_object();
@@ -330,6 +352,6 @@ static enum rs_result msg_ping(struct engine *e, struct msg *m, struct args *a, 
 }
 
 const struct msg_method MSG_MODEL[] = {
-    {"hello", false, msg_hello}, {"open", true, msg_open}, {"close", true, msg_close}, {"info", false, msg_info},
+    {"hello", false, msg_hello}, {"control", false, msg_control}, {"open", true, msg_open}, {"close", true, msg_close}, {"info", false, msg_info},
     {"set", true, msg_set},      {"stop", true, msg_stop}, {"ping", false, msg_ping},  {NULL, false, NULL},
 };

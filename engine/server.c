@@ -23,6 +23,7 @@ struct client {
     int fd;               /* -1: free slot */
     bool drop;            /* to be closed at the next safe moment */
     bool serves;          /* hands in requests for others */
+    uint64_t wants;       /* when it asked to be in control, counted; 0: it did not, or gave it up */
     char name[24];        /* as it called itself */
     uint8_t *in;
     size_t n_in, cap_in;
@@ -35,7 +36,8 @@ struct server {
     struct engine *e;
     int listen_fd;
     bool stopping;
-    int control; /* slot, or -1 */
+    int control;    /* slot, or -1 */
+    uint64_t asked; /* requests for control so far */
     struct client c[SERVER_MAX_CLIENTS];
 };
 
@@ -57,6 +59,26 @@ static bool add_client(struct server *s, int fd)
     return false;
 }
 
+static void say_control(struct server *s, int slot, bool has, const char *text)
+{
+    json_t *o = json_pack("{s:s,s:s,s:I,s:b}", "level", "info", "text", text, "time_us", (json_int_t)now_us(), "in_control", has);
+    char *line = json_dumps(o, JSON_COMPACT);
+    server_event(s, slot, RS_EVENT_LOG, RS_OK, 0, line, NULL, 0);
+    free(line);
+    json_decref(o);
+}
+
+/* Nobody is in control any more: who has waited longest for it is. */
+static void hand_over(struct server *s)
+{
+    s->control = -1;
+    for (int i = 0; i < SERVER_MAX_CLIENTS; i++)
+        if (s->c[i].fd >= 0 && !s->c[i].drop && s->c[i].wants != 0 && (s->control < 0 || s->c[i].wants < s->c[s->control].wants))
+            s->control = i;
+    if (s->control >= 0)
+        say_control(s, s->control, true, "this client is in control now: the one before has left or given it up");
+}
+
 static void remove_client(struct server *s, int i)
 {
     struct client *c = &s->c[i];
@@ -66,7 +88,7 @@ static void remove_client(struct server *s, int i)
     free(c->out);
     *c = (struct client){.fd = -1};
     if (s->control == i)
-        s->control = -1;
+        hand_over(s);
     msg_client_gone(s->e, i, served);
 }
 
@@ -375,9 +397,28 @@ bool server_in_control(const struct server *s, int slot)
 
 bool server_take_control(struct server *s, int slot, bool take)
 {
+    int before = s->control;
+    s->c[slot].wants = s->c[slot].wants != 0 ? s->c[slot].wants : ++s->asked;
     if (take || s->control < 0)
         s->control = slot;
+    if (before >= 0 && before != s->control)
+        say_control(s, before, false, "another client has taken control");
     return s->control == slot;
+}
+
+void server_give_control(struct server *s, int slot)
+{
+    s->c[slot].wants = 0;
+    if (s->control == slot)
+        hand_over(s);
+}
+
+int server_control(const struct server *s, int *waiting)
+{
+    *waiting = 0;
+    for (int i = 0; i < SERVER_MAX_CLIENTS; i++)
+        *waiting += s->c[i].fd >= 0 && s->c[i].wants != 0 && i != s->control;
+    return s->control;
 }
 
 void server_hang_up(struct server *s)

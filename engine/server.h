@@ -44,8 +44,13 @@ const char *server_client_name(const struct server *s, int slot); /* "": it did 
 bool server_serves(const struct server *s, int slot);
 
 bool server_in_control(const struct server *s, int slot);
-/* Make slot the client in control if it asks and nobody is, or if `take`. Returns whether it is now. */
+/* Make slot the client in control if nobody is, or if `take`; otherwise it waits for it. Returns whether it is now. When the client in control leaves or gives it
+ * up, the one that has waited longest is. Whoever gets control without having asked just now, or loses it, is told by a LOG event. */
 bool server_take_control(struct server *s, int slot, bool take);
+/* No longer be in control, nor wait for it. */
+void server_give_control(struct server *s, int slot);
+/* The slot in control, or -1; *waiting gets how many wait for it. */
+int server_control(const struct server *s, int *waiting);
 void server_stop(struct server *s);
 /* Every client reads what was sent and then that the engine is gone. */
 void server_hang_up(struct server *s);

@@ -278,9 +278,9 @@ until grep -qs held "$TEST_SCRATCH/holder" || [ $n -ge 300 ]; do
 done
 out=$("$abs_builddir/rankscope" stop two 2>&1)
 says "an engine that is in use is not stopped" "/quit or /detach there first"
-printf 'wait-text attach again\nsave-screen %s\n' "$TEST_SCRATCH/screen" >"$TEST_SCRATCH/keys"
+printf 'wait-text /control take\nsave-screen %s\n' "$TEST_SCRATCH/screen" >"$TEST_SCRATCH/keys"
 "$abs_builddir/rankscope" attach two --layout chat --screen 140x40 --keys "$TEST_SCRATCH/keys" >"$TEST_SCRATCH/out" 2>&1
-seen "a second console says that it only looks" "this one only looks"
+seen "a second console says that it only looks" "this console only looks"
 kill $holder
 wait $holder
 kill $engine

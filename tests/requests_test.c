@@ -185,6 +185,65 @@ static void test_serving(struct rs_engine *e)
     rs_engine_close(looks);
 }
 
+/* Wait until a client is told of control: 1 it has it, 0 it lost it, -1 nothing came. */
+static int told(struct rs_engine *e)
+{
+    int has = -1;
+    for (json_t *o; has < 0 && (o = talk_wait(e, RS_EVENT_LOG)) != NULL; json_decref(o))
+        if (json_is_boolean(talk_at(o, "in_control")))
+            has = json_is_true(talk_at(o, "in_control"));
+    return has;
+}
+
+/* Who has control according to a client: its own answer first. */
+static bool control(struct rs_engine *e, const char *args, bool mine, const char *who, int waiting)
+{
+    json_t *r = talk(e, "control", "%s", args);
+    bool good = json_is_true(talk_at(r, "in_control")) == mine && strcmp(talk_str(r, "client"), who) == 0 && talk_num(r, "waiting") == waiting;
+    if (!good) {
+        char *text = json_dumps(r, JSON_COMPACT);
+        tap_diag("%s", text);
+        free(text);
+    }
+    json_decref(r);
+    return good;
+}
+
+/* Control goes to who has waited longest, also while a step is held, and who gets or loses it is told. */
+static void test_control(struct rs_engine *a)
+{
+    const char *msg;
+    struct rs_engine *b = reach("'client':'b','control':true"), *c = reach("'client':'c','control':true"), *looks = reach("'client':'looks'");
+    tap_ok(control(b, "{}", false, "test", 2), "control: two wait");
+    tap_eq_int(talk_error(b, &msg, "set", "{'mode':'eager'}"), RS_ESTATE, "who waits may not change anything");
+    tap_ok(strstr(msg, "another client (test) is in control") != NULL, "and is told who may: %s", msg);
+    tap_ok(control(a, "{'give':true}", false, "b", 1) && told(b) == 1, "given up, it goes to who waited longest, who is told");
+    tap_eq_int(talk_error(a, &msg, "set", "{'mode':'eager'}"), RS_ESTATE, "who gave it up has it no more");
+    json_decref(talk(b, "break.add", "{'site':'blk.2.attn.mla'}"));
+    uint32_t stream = submit(b);
+    json_decref(talk_wait(b, RS_EVENT_STOPPED));
+    rs_engine_close(b);
+    tap_eq_int(told(c), 1, "the next one has it when that one leaves while it holds a step");
+    json_decref(talk(c, "break.del", "{}"));
+    json_decref(talk(c, "continue", "{}"));
+    json_decref(talk(c, "cancel", "{'stream':%u}", stream));
+    tap_ok(control(c, "{}", true, "c", 0), "and can let the step go on");
+    tap_ok(control(a, "{'take':true}", true, "test", 1) && told(c) == 0, "taken, it is lost by who had it, who is told and waits");
+    tap_eq_int(talk_error(a, &msg, "control", "{'take':true,'give':true}"), RS_EUSAGE, "one or the other");
+    rs_engine_close(c);
+    int waiting = 1;
+    for (int i = 0; i < 1000 && waiting > 0; i++) { /* the engine learns of it when it looks at its sockets next */
+        json_t *r = talk(looks, "control", "{}");
+        waiting = (int)talk_num(r, "waiting");
+        json_decref(r);
+    }
+    tap_eq_int(waiting, 0, "who left waits no more");
+    tap_ok(control(a, "{'give':true}", false, "", 0), "who only looks does not get it");
+    json_decref(talk(looks, "set", "{'mode':'eager'}"));
+    tap_ok(control(a, "{'take':true}", true, "test", 0), "control that nobody has can be taken");
+    rs_engine_close(looks);
+}
+
 /* Megabytes. */
 static long resident(void)
 {
@@ -225,6 +284,7 @@ int main(void)
     e = reach("'client':'test','control':true");
     json_decref(talk(e, "open", "{'path':'%s','ranks':1}", tap_source(MODEL)));
     test_serving(e);
+    test_control(e);
     json_decref(talk(e, "stop", "{}"));
     rs_engine_close(e);
     pthread_join(thread, NULL);

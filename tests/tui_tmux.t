@@ -387,7 +387,27 @@ tm send-keys q
 tm send-keys C-c
 tm kill-server
 n_servers=$first
+
+# Another console looks until this one leaves; then it is in control, and has what was said meanwhile.
+n_servers=$((first + 2))
+tm new-session -d -x 100 -y 30 "TERM=tmux-256color $real attach --layout chat"
+sees "a second console says that it only looks" 'only looks'
+sees "so does its status line" 'only looking'
+ask '/set spec=off'
+sees "it is told who may" 'another client \(console\) is in control'
+n_servers=$first
+ask 'What is the capital of France?'
+sees "the first one goes on" 'The capital of France is Paris'
+lacks "its answer ends" 'answering'
 tm send-keys C-d
 ends "leaving" 0
+n_servers=$((first + 2))
+sees "the second one is in control then" 'is in control of the engine now'
+sees "and has what was said" 'The capital of France is Paris'
+lacks "its status line too" 'only looking'
+ask 'What is the capital of Italy?'
+sees "it goes on with the conversation" 'Rome'
+lacks "with a whole answer" 'answering'
+tm send-keys C-d
 "$real" stop >/dev/null 2>&1
 tap_done
