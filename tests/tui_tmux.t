@@ -194,6 +194,7 @@ sees "before a prompt, with the text" '^> typed ahead'
 tm send-keys F12
 sees "panels" '\[Input\]'
 sees "with the whole answer" 'theend'
+lacks "which has ended" 'answering'
 tm send-keys C-c
 tm send-keys C-d
 ends "Ctrl-D" 0
