@@ -41,6 +41,7 @@ echo "  arm nccl       eager 20.000 ms (p10 9.9, p90 10.1) 50.0 tokens/s 800 ker
 echo "  arm nccl       graph 8.000 ms (p10 9.9, p90 10.1) 125.0 tokens/s 800 kernels, all-reduces 22.0 % of a step"
 END
     stand_in build/rankscope <<'END'
+echo "   256  graph  requests 256  failed 0"
 echo "$*" >>calls
 while [ $# -gt 0 ]; do
     [ "$1" != --keys ] || screen=$(sed -n 's/^save-roles //p' "$2")
