@@ -20,7 +20,7 @@ stand_in() {
 good() {
     for p in $names; do
         # shellcheck disable=SC2016  # the stand-in names itself
-        printf 'echo "ok 1 - $0"\necho "ok 2 # SKIP not here"\necho "#  12288 B bf16, 2.5 us"\necho 1..2\n' | stand_in "build/tests/$p"
+        printf 'echo "ok 1 - $0"\necho "ok 2 # SKIP not here"\necho "#  12288 bytes of bf16, us in a graph: NCCL 7.21 (9); one-shot 2.51 (3); one-shot + residual, norm, int8 4.50 (5)"\necho 1..2\n' | stand_in "build/tests/$p"
     done
     for p in cuda_patch cuda_lost console_kill; do
         printf 'echo "ok 1 - it"\necho 1..1\n' | stand_in "src/tests/$p.t"
@@ -35,6 +35,8 @@ while [ "${1#--}" != "$1" ]; do shift $(($# > 2 ? 2 : 1)); done
 END
     stand_in build/tests/cuda_bench <<'END'
 echo "$1, 40 layers, $3 ranks on $4 GPUs, int8"
+echo "  decode, batch 1, graph  8.000 ms (p10 1.763, p90 1.827), 555 tokens/s, 288 kernels"
+echo "  2048 rows, 2048 of prompts of 2048, 0 generated, eager  73.00 ms (72.00 to 74.00), 28083 rows/s, 900 kernels"
 echo "  arm flat       eager 10.000 ms (p10 9.9, p90 10.1) 100.0 tokens/s 700 kernels, all-reduces 12.0 % of a step"
 echo "  arm flat       graph 5.000 ms (p10 4.9, p90 5.1) 200.0 tokens/s 700 kernels, all-reduces 12.0 % of a step"
 echo "  arm nccl       eager 20.000 ms (p10 9.9, p90 10.1) 50.0 tokens/s 800 kernels, all-reduces 22.0 % of a step"
@@ -58,6 +60,11 @@ tap_eq "all is well: status" $? 0
 tap_like "what programs report is counted, without what they skip" "$out" '^30 passed, 0 failed$'
 tap_like "two GPUs: both soaks" "$out" '^soak_two_gpus +1 passed'
 tap_like "the sanitizer's summary is shown" "$out" '^memcheck .*ERROR SUMMARY: 0 errors'
+tap_like "a goal that is met" "$out" '^all-reduce of 12,288 bytes in a graph, one-shot +<= +3.0 us +2\.51  met'
+tap_like "a goal that is missed" "$out" '^the same with residual, norm, int8 form +<= +4.0 us +4\.50  missed'
+tap_like "a goal for a proportion" "$out" 'two GPUs against one +>= +1.5 times +1\.60  met'
+tap_like "a goal for a rate" "$out" 'prompt of 2,048 +>= +15000 tokens/s +28083  met'
+tap_like "a goal without a figure" "$out" '^what stamps cost, of a step .*not measured'
 tap_ok "a screen is kept as text" grep -q '43.2 MB' logs/screen.txt
 
 printf 'echo "ok 1 - it"\necho "not ok 2 - that"\necho "# why it is so"\necho 1..2\n' | stand_in build/tests/look_test
