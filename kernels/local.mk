@@ -84,6 +84,7 @@ EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/router.cuh \
 	kernels/cuda/steps.cuh \
 	kernels/cuda/tensor.cuh \
+	kernels/cuda/values.cuh \
 	kernels/cuda/wgmma.cuh \
 	kernels/cuda/wgmma_group.cuh \
 	kernels/cuda/wgmma_wide.cuh

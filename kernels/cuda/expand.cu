@@ -4,6 +4,7 @@
  * A block has one head, up to 64 rows and one split of the keys. Rows of one sequence share what is made from the latents; a row's splits, and the order
  * of its sums within one, depend on the number of its own keys alone, so its result does not depend on what else is in the batch. */
 #include "kernels/cuda/attn.cuh"
+#include "kernels/cuda/values.cuh"
 
 enum {
     THREADS = 256,
@@ -40,22 +41,6 @@ static __host__ __device__ inline uint32_t length_of(uint32_t keys)
 
 /* ---- the heads' matrices ---- */
 
-template <class V> static __device__ __forceinline__ void spread(const uint8_t *w, uint32_t k, float *to, size_t step)
-{
-    const uint32_t lane = threadIdx.x % 32;
-    for (uint32_t u = lane; u < k / V::W; u += 32) {
-        typename V::raw raw;
-        float v[V::W];
-        V::fetch(w, k, u, raw);
-        V::values(raw, u, v);
-#pragma unroll
-        for (int j = 0; j < V::W; j++)
-            to[(size_t)(u * V::W + j) * step] = v[j];
-    }
-    for (uint32_t j = k / V::W * V::W + lane; j < k; j += 32)
-        to[j * step] = tail_value<V>(w, j);
-}
-
 /* A warp per row: those of k_b, zeros up to l4, those of v_b. blockIdx.y: head. */
 static __global__ void __launch_bounds__(THREADS) matrix_kernel(const __grid_constant__ struct kcu_mla a, const struct expand x, uint64_t *at)
 {
@@ -75,18 +60,7 @@ static __global__ void __launch_bounds__(THREADS) matrix_kernel(const __grid_con
     const struct kcu_mat &m = key ? a.k_b : a.v_b;
     const uint32_t row = key ? i : i - x.l4;
     const uint8_t *w = m.w + h * m.mat_pitch + (size_t)row * m.pitch;
-    float *to = key ? b + (size_t)i * cols : b + a.nope + row;
-    const size_t step = key ? 1 : cols;
-    switch (m.type) {
-    case KRN_F32: spread<plain_f32>(w, m.k, to, step); break;
-    case KRN_F16: spread<plain_16<false>>(w, m.k, to, step); break;
-    case KRN_BF16: spread<plain_16<true>>(w, m.k, to, step); break;
-#define X(T)                                                                                                                               \
-    case T: spread<as_values<T>>(w, m.k, to, step); break;
-        KCU_EACH_QUANT(X)
-#undef X
-    default: break;
-    }
+    values_of(m.type, w, m.k, threadIdx.x % 32, 32, key ? b + (size_t)i * cols : b + a.nope + row, key ? 1 : cols);
 }
 
 /* ---- attention ---- */

@@ -1,5 +1,5 @@
 /* Small kernels over rows: lookup, copies, int8 form, and bringing weights into device form. */
-#include "kernels/cuda/formats.cuh"
+#include "kernels/cuda/values.cuh"
 
 extern "C" bool kcu_takes_type(uint32_t type)
 {
@@ -189,19 +189,6 @@ extern "C" cudaError_t kcu_random(const struct kcu_launch *l, uint32_t type, uin
     return cudaGetLastError();
 }
 
-template <class V> static __device__ void row_values(const uint8_t *row, uint32_t k, float *y)
-{
-    for (uint32_t u = threadIdx.x; u < k / V::W; u += blockDim.x) {
-        typename V::raw r;
-        float w[V::W];
-        V::fetch(row, k, u, r);
-        V::values(r, u, w);
-#pragma unroll
-        for (int j = 0; j < V::W; j++)
-            y[u * V::W + j] = w[j];
-    }
-}
-
 static __global__ void rows_kernel(const struct kcu_mat m, const int32_t *ids, uint32_t first, float *y, size_t pitch, uint32_t width,
                                    uint64_t *at)
 {
@@ -215,17 +202,7 @@ static __global__ void rows_kernel(const struct kcu_mat m, const int32_t *ids, u
             y[i] = 0;
         return;
     }
-    const uint8_t *row = m.w + (size_t)(id - first) * m.pitch;
-    switch (m.type) {
-    case KRN_F32: row_values<plain_f32>(row, m.k, y); break;
-    case KRN_F16: row_values<plain_16<false>>(row, m.k, y); break;
-    case KRN_BF16: row_values<plain_16<true>>(row, m.k, y); break;
-#define X(T)                                                                                                                               \
-    case T: row_values<as_values<T>>(row, m.k, y); break;
-        KCU_EACH_QUANT(X)
-#undef X
-    default: break;
-    }
+    values_of(m.type, m.w + (size_t)(id - first) * m.pitch, m.k, threadIdx.x, blockDim.x, y, 1);
 }
 
 extern "C" cudaError_t kcu_rows(const struct kcu_launch *l, const struct kcu_mat *m, const int32_t *ids, uint32_t n, uint32_t first,
