@@ -82,7 +82,8 @@ static double apart(const float *a, const float *b, size_t n)
         d += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
         s += (double)b[i] * b[i];
     }
-    return sqrt(d / s);
+    const double rel = sqrt(d / s);
+    return isnan(rel) ? INFINITY : rel; /* fmax() would drop a NaN */
 }
 
 /* A weight whose blocks would be a few too many to be resident together takes other shapes for a lone row; one row as the first of two does not. */

@@ -25,7 +25,8 @@ static double distance(const float *got, const json_t *want)
         d += (got[i] - w) * (got[i] - w);
         s += w * w;
     }
-    return sqrt(d / s);
+    const double rel = sqrt(d / s);
+    return isnan(rel) ? INFINITY : rel; /* fmax() would drop a NaN */
 }
 
 static uint32_t read_ids(const json_t *a, int32_t *out)

@@ -130,7 +130,8 @@ double ec_rel(const float *x, json_t *want)
         d += ((double)x[i] - y) * ((double)x[i] - y);
         s += y * y;
     }
-    return sqrt(d / s);
+    const double rel = sqrt(d / s);
+    return isnan(rel) ? INFINITY : rel; /* fmax() would drop a NaN */
 }
 
 double ec_rel_f(const float *x, const float *want, size_t n)
@@ -140,5 +141,6 @@ double ec_rel_f(const float *x, const float *want, size_t n)
         d += ((double)x[i] - (double)want[i]) * ((double)x[i] - (double)want[i]);
         s += (double)want[i] * (double)want[i];
     }
-    return sqrt(d / s);
+    const double rel = sqrt(d / s);
+    return isnan(rel) ? INFINITY : rel; /* fmax() would drop a NaN */
 }

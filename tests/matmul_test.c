@@ -348,7 +348,8 @@ static void test_type(const struct krn_cpu_matmul *isa, uint32_t type, bool q8)
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
         struct problem p = problem_new(type, q8, fitting_k(info, shapes[s].k, s % 2 != 0), shapes[s].rows, shapes[s].cols);
         float *y = whole(isa, &p), *reference = whole(portable, &p);
-        worst = fmax(worst, worst_error(&p, y));
+        const double error = worst_error(&p, y);
+        worst = error <= worst ? worst : error;
         differs += memcmp(y, reference, p.m.row1 * p.m.n_cols * sizeof *y) != 0;
         for (int i = 0; i < 12; i++)
             parts += part_faults(isa, &p, y);
