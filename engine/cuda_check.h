@@ -179,6 +179,88 @@ static inline double dot(const float *w, const float *x, uint32_t k)
     return s;
 }
 
+/* What experts make of gate and up, for the chosen ones that are here: choice is [row][2 * used], ids and then weights; act [row * used + i][ff] is
+ * the device's. Writes both without gaps; returns how many values. */
+static inline size_t gated(const struct made *gate, const struct made *up, const float *x, const int32_t *choice, uint32_t n, uint32_t used,
+                           uint32_t first, const float *act, double *want, float *mine)
+{
+    const uint32_t ff = gate->m.rows, k = gate->m.k;
+    size_t m = 0;
+    for (uint32_t p = 0; p < n * used; p++) {
+        const uint32_t e = (uint32_t)choice[p / used * 2 * used + p % used] - first;
+        for (uint32_t r = 0; r < ff && e < gate->m.n_mats; r++, m++) {
+            const double a = dot(gate->w + ((size_t)e * ff + r) * k, x + (size_t)(p / used) * k, k),
+                         b = dot(up->w + ((size_t)e * ff + r) * k, x + (size_t)(p / used) * k, k);
+            want[m] = a / (1 + exp(-a)) * b;
+            mine[m] = act[(size_t)p * ff + r];
+        }
+    }
+    return m;
+}
+
+struct routing {
+    struct made gate;
+    float *x, *bias;
+    struct kcu_route a;
+};
+
+/* A router of random weights and n rows for it. */
+static inline struct routing routing(struct check *t, uint32_t n, uint32_t width, uint32_t experts, uint32_t used, uint32_t groups,
+                                     uint32_t groups_used, bool sigmoid)
+{
+    struct routing r = {.gate = matrix(t, KRN_F32, experts, width, 1), .x = randoms(t, (size_t)n * width), .bias = randoms(t, experts)};
+    r.a = (struct kcu_route){.gate = r.gate.m,
+                             .bias = device(t, r.bias, experts * 4),
+                             .x = device(t, r.x, (size_t)n * width * 4),
+                             .x_pitch = width,
+                             .n = n,
+                             .n_experts = experts,
+                             .n_used = used,
+                             .n_groups = groups,
+                             .n_groups_used = groups_used,
+                             .sigmoid = sigmoid,
+                             .norm = true,
+                             .scale = 2.5f,
+                             .p = device(t, NULL, (size_t)n * experts * 4),
+                             .p_pitch = experts,
+                             .ids = device(t, NULL, (size_t)n * 2 * used * 4),
+                             .pitch = 2 * used};
+    r.a.weights = (float *)(void *)r.a.ids + used;
+    return r;
+}
+
+/* Choices of all rows, as fetched, against the CPU's: how many are others, and how far off a weight is at most. */
+static inline void routed(struct check *t, const struct routing *r, const int32_t *got, double *wrong, double *far)
+{
+    const uint32_t used = r->a.n_used, width = r->gate.m.k;
+    int32_t ids[64];
+    float weights[64], w, *logits = host(t, r->a.n_experts * 4);
+    const struct krn_route c = {.logits = logits,
+                                .bias = r->bias,
+                                .n_experts = r->a.n_experts,
+                                .n_used = used,
+                                .n_groups = r->a.n_groups,
+                                .n_groups_used = r->a.n_groups_used,
+                                .sigmoid = r->a.sigmoid,
+                                .norm = r->a.norm,
+                                .scale = r->a.scale,
+                                .p = host(t, r->a.n_experts * 4),
+                                .ids = ids,
+                                .weights = weights};
+    *wrong = *far = 0;
+    for (uint32_t i = 0; i < r->a.n; i++) {
+        for (uint32_t e = 0; e < r->a.n_experts; e++)
+            logits[e] = (float)dot(r->gate.w + (size_t)e * width, r->x + (size_t)i * width, width);
+        krn_cpu_vec(KRN_ISA_PORTABLE)->route(&c);
+        for (uint32_t j = 0; j < used; j++) {
+            memcpy(&w, &got[i * 2 * used + used + j], 4);
+            *wrong += got[i * 2 * used + j] != ids[j];
+            const double d = fabs(w - weights[j]) / weights[j];
+            *far = d <= *far ? *far : d; /* a NaN stays */
+        }
+    }
+}
+
 /* cuda_selftest_many.c: kernels for many rows. */
 void cuda_selftest_many(struct check *t);
 

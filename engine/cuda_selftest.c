@@ -89,16 +89,7 @@ static void check_moe(struct check *t, uint32_t gate_type, uint32_t down_type, b
     const float *act = fetch(t, g.act, (size_t)n * USED * FF * 4), *sact = fetch(t, s.act, (size_t)n * 96 * 4);
     double *want = host(t, (size_t)n * USED * FF * sizeof *want);
     float *mine = host(t, (size_t)n * USED * FF * sizeof *mine);
-    size_t m = 0;
-    for (uint32_t p = 0; p < n * USED; p++) {
-        const int32_t e = choice[p / USED * 2 * USED + p % USED] - 10;
-        for (uint32_t r = 0; r < FF && e < E; r++, m++) {
-            double a = dot(gate.w + ((size_t)e * FF + r) * K, x.x + p / USED * K, K),
-                   b = dot(up.w + ((size_t)e * FF + r) * K, x.x + p / USED * K, K);
-            want[m] = a / (1 + exp(-a)) * b;
-            mine[m] = act[(size_t)p * FF + r];
-        }
-    }
+    const size_t m = gated(&gate, &up, x.x, choice, n, USED, 10, act, want, mine);
     result(t, distance(mine, want, m), 2e-5, "gated %s %s, %u rows", krn_type_info(gate_type)->name, int8 ? "int8" : "f32", n);
     struct kcu_down d = {.down = down.m,
                          .act = {.x = g.act, .pitch = FF, .q8 = g.q8, .q8_pitch = q8p},
@@ -187,60 +178,15 @@ static void check_join(struct check *t, uint32_t n, uint32_t width)
 
 static void check_route(struct check *t, uint32_t experts, uint32_t used, uint32_t groups, uint32_t groups_used, bool sigmoid)
 {
-    enum { N = 5, K = 256 };
-    struct made gate = matrix(t, KRN_F32, experts, K, 1);
-    struct acts x = activations(t, N, K, false);
-    float *bias = randoms(t, experts), *p = host(t, experts * 4), *logits = host(t, experts * 4);
+    enum { N = 5 };
+    struct routing r = routing(t, N, 256, experts, used, groups, groups_used, sigmoid);
     uint32_t zero[N] = {0};
-    struct kcu_route a = {.gate = gate.m,
-                          .bias = device(t, bias, experts * 4),
-                          .x = x.in.x,
-                          .x_pitch = K,
-                          .n = N,
-                          .n_experts = experts,
-                          .n_used = used,
-                          .n_groups = groups,
-                          .n_groups_used = groups_used,
-                          .sigmoid = sigmoid,
-                          .norm = true,
-                          .scale = 2.5f,
-                          .p = device(t, NULL, N * experts * 4),
-                          .p_pitch = experts,
-                          .pitch = 2 * used,
-                          .arrived = device(t, zero, sizeof zero)};
-    a.ids = device(t, NULL, N * 2 * used * 4);
-    a.weights = (float *)(void *)a.ids + used;
+    double wrong, far;
+    r.a.arrived = device(t, zero, sizeof zero);
     for (int again = 0; again < 2; again++) /* twice: counters must be zero again */
-        if (t->rc != RS_OK || !good(t, kcu_route(&t->l, &a), "route"))
+        if (t->rc != RS_OK || !good(t, kcu_route(&t->l, &r.a), "route"))
             return;
-    const int32_t *got = fetch(t, a.ids, N * 2 * used * 4);
-    const struct krn_cpu_vec *vec = krn_cpu_vec(KRN_ISA_PORTABLE);
-    double wrong = 0, far = 0;
-    int32_t ids[64];
-    float weights[64];
-    for (uint32_t i = 0; i < N; i++) {
-        for (uint32_t e = 0; e < experts; e++)
-            logits[e] = (float)dot(gate.w + (size_t)e * K, x.x + i * K, K);
-        struct krn_route r = {.logits = logits,
-                              .bias = bias,
-                              .n_experts = experts,
-                              .n_used = used,
-                              .n_groups = groups,
-                              .n_groups_used = groups_used,
-                              .sigmoid = sigmoid,
-                              .norm = true,
-                              .scale = 2.5f,
-                              .p = p,
-                              .ids = ids,
-                              .weights = weights};
-        vec->route(&r);
-        for (uint32_t j = 0; j < used; j++) {
-            float w;
-            memcpy(&w, &got[i * 2 * used + used + j], 4);
-            wrong += got[i * 2 * used + j] != ids[j];
-            far = fmax(far, fabs(w - weights[j]) / weights[j]);
-        }
-    }
+    routed(t, &r, fetch(t, r.a.ids, N * 2 * used * 4), &wrong, &far);
     result(t, wrong, 0, "router's choice, %u of %u, groups %u of %u, %s", used, experts, groups_used, groups,
            sigmoid ? "sigmoid" : "softmax");
     result(t, far, 1e-4, "router's weights, %u of %u", used, experts);

@@ -142,16 +142,7 @@ static void check_grouped(struct check *t, uint32_t gate_type, uint32_t down_typ
         return;
     double *want = host(t, (size_t)n * USED * FF * sizeof *want), wrong = 0;
     float *mine = host(t, (size_t)n * USED * FF * sizeof *mine);
-    size_t k = 0;
-    for (uint32_t p = 0; p < n * USED; p++) {
-        const int32_t e = m.choice[p / USED * 2 * USED + p % USED] - FIRST;
-        for (uint32_t r = 0; r < FF && e < EXPERTS; r++, k++) {
-            const double a = dot(m.gate.w + ((size_t)e * FF + r) * K, m.x + p / USED * K, K),
-                         b = dot(m.up.w + ((size_t)e * FF + r) * K, m.x + p / USED * K, K);
-            want[k] = a / (1 + exp(-a)) * b;
-            mine[k] = act[(size_t)p * FF + r];
-        }
-    }
+    const size_t k = gated(&m.gate, &m.up, m.x, m.choice, n, USED, FIRST, act, want, mine);
     result(t, distance(mine, want, k), 1e-3, "grouped gate and up %s, %u rows%s%s", krn_type_info(gate_type)->name, n, skew ? ", skewed" : "",
            fixed ? ", fixed" : "");
     for (uint32_t i = 0; i < n; i++)
@@ -169,60 +160,18 @@ static void check_grouped(struct check *t, uint32_t gate_type, uint32_t down_typ
 static void check_route_many(struct check *t, uint32_t n, uint32_t experts, uint32_t used, uint32_t groups, bool sigmoid)
 {
     enum { WIDTH = 200 };
-    struct made gate = matrix(t, KRN_F32, experts, WIDTH, 1);
-    float *x = randoms(t, (size_t)n * WIDTH), *bias = randoms(t, experts), *p = host(t, experts * 4), *logits = host(t, experts * 4);
-    struct kcu_route a = {.gate = gate.m,
-                          .bias = device(t, bias, experts * 4),
-                          .x = device(t, x, (size_t)n * WIDTH * 4),
-                          .x_pitch = WIDTH,
-                          .n = n,
-                          .n_experts = experts,
-                          .n_used = used,
-                          .n_groups = groups,
-                          .n_groups_used = (groups + 1) / 2,
-                          .sigmoid = sigmoid,
-                          .norm = true,
-                          .scale = 1.8f,
-                          .p = device(t, NULL, (size_t)n * experts * 4),
-                          .p_pitch = experts,
-                          .ids = device(t, NULL, (size_t)n * 2 * used * 4),
-                          .pitch = 2 * used};
-    a.weights = (float *)(void *)a.ids + used;
-    if (t->rc != RS_OK || !good(t, kcu_route_many(&t->l, &a), "route"))
+    struct routing r = routing(t, n, WIDTH, experts, used, groups, (groups + 1) / 2, sigmoid);
+    double wrong, far;
+    if (t->rc != RS_OK || !good(t, kcu_route_many(&t->l, &r.a), "route"))
         return;
-    const int32_t *got = fetch(t, a.ids, (size_t)n * 2 * used * 4);
-    struct kcu_route one = a;
+    const int32_t *got = fetch(t, r.a.ids, (size_t)n * 2 * used * 4);
+    struct kcu_route one = r.a;
     one.n = 1;
-    one.x = a.x + (size_t)(n - 1) * WIDTH;
+    one.x = r.a.x + (size_t)(n - 1) * WIDTH;
     if (t->rc != RS_OK || !good(t, kcu_route_many(&t->l, &one), "route"))
         return;
-    const int32_t *alone = fetch(t, a.ids, 2 * (size_t)used * 4);
-    double wrong = 0, far = 0;
-    int32_t ids[64];
-    float weights[64], w;
-    for (uint32_t i = 0; i < n; i++) {
-        for (uint32_t e = 0; e < experts; e++)
-            logits[e] = (float)dot(gate.w + (size_t)e * WIDTH, x + (size_t)i * WIDTH, WIDTH);
-        const struct krn_route r = {.logits = logits,
-                                    .bias = bias,
-                                    .n_experts = experts,
-                                    .n_used = used,
-                                    .n_groups = groups,
-                                    .n_groups_used = (groups + 1) / 2,
-                                    .sigmoid = sigmoid,
-                                    .norm = true,
-                                    .scale = 1.8f,
-                                    .p = p,
-                                    .ids = ids,
-                                    .weights = weights};
-        krn_cpu_vec(KRN_ISA_PORTABLE)->route(&r);
-        for (uint32_t j = 0; j < used; j++) {
-            memcpy(&w, &got[i * 2 * used + used + j], 4);
-            wrong += got[i * 2 * used + j] != ids[j];
-            const double d = fabs(w - weights[j]) / weights[j];
-            far = d <= far ? far : d;
-        }
-    }
+    const int32_t *alone = fetch(t, r.a.ids, 2 * (size_t)used * 4);
+    routed(t, &r, got, &wrong, &far);
     result(t, wrong, 0, "router's choice of many, %u of %u, %u groups, %u rows", used, experts, groups, n);
     result(t, far, 1e-4, "router's weights of many, %u of %u, %u rows", used, experts, n);
     result(t, memcmp(alone, got + (size_t)(n - 1) * 2 * used, 2 * (size_t)used * 4) != 0, 0, "router: a row alone has the same bits, of %u", n);
