@@ -32,7 +32,7 @@ static enum exit_status finish(enum rs_result rc, const char *trace, const struc
 
 enum exit_status script_run(const char *file, const char *code, int argc, char **argv)
 {
-    char *lua = paths_data("lua/rs.lua"), *model = paths_shipped_model(), *trace = NULL;
+    char *lua = paths_data("lua/rs.lua"), *model = paths_shipped_model(), *path = file != NULL ? paths_file(file) : NULL, *trace = NULL;
     bool seen = false;
     struct scr_script *s = NULL;
     struct rs_error err;
@@ -41,16 +41,18 @@ enum exit_status script_run(const char *file, const char *code, int argc, char *
     if (lua == NULL) {
         fputs("rankscope: the Lua library is not installed (lua/rs.lua)\n", stderr);
         free(model);
+        free(path);
         return EXIT_COMMAND;
     }
     *strrchr(lua, '/') = '\0';
     rc = scr_script_open(&host, lua, &s, &err);
     if (rc == RS_OK)
-        rc = file != NULL ? scr_script_file(s, file, argc, argv, &trace, &err) : scr_script_code(s, code, "-e", &trace, &err);
+        rc = path != NULL ? scr_script_file(s, path, argc, argv, &trace, &err) : scr_script_code(s, code, "-e", &trace, &err);
     enum exit_status st = finish(rc, trace, &err);
     scr_script_close(s);
     free(trace);
     free(lua);
     free(model);
+    free(path);
     return st;
 }

@@ -126,3 +126,20 @@ char *paths_expand(const char *path)
         return xasprintf("%s%s", home, path + 1);
     return xstrdup(path);
 }
+
+char *paths_file(const char *typed)
+{
+    char *path = paths_expand(typed), *found = NULL, *here;
+    if (path[0] == '/')
+        return path;
+    if (access(path, F_OK) != 0)
+        found = path[0] != '.' ? paths_data(path) : NULL;
+    else if ((here = getcwd(NULL, 0)) != NULL) { /* links stay: what belongs to a file lies beside its name */
+        found = xasprintf("%s/%s", here, path);
+        free(here);
+    }
+    if (found == NULL)
+        return path;
+    free(path);
+    return found;
+}

@@ -26,4 +26,8 @@ char *paths_config(const char *name);
 /* "~/x" with the home folder put in; otherwise a copy. */
 char *paths_expand(const char *path);
 
+/* A file that somebody named: the home folder put in, and from the root on, since an engine may run in another folder. A relative name that is not
+ * there but comes with the program, such as "scripts/story.lua", is that; one that is neither stays as it was typed. */
+char *paths_file(const char *typed);
+
 #endif

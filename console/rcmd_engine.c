@@ -39,7 +39,7 @@ static enum rs_result exec_load(const struct rcmd_entry *self, struct con *con, 
 {
     if (*args == '\0')
         return rcmd_usage(self, err);
-    char *path = paths_expand(args), *was = xstrdup(js_str(con->info, "model.path", "none"));
+    char *path = paths_file(args), *was = xstrdup(js_str(con->info, "model.path", "none"));
     json_t *o = json_object();
     json_object_set_new(o, "path", js_text(path, strlen(path)));
     json_object_set_new(o, "ranks", json_integer(con_default_ranks(path)));
@@ -49,7 +49,7 @@ static enum rs_result exec_load(const struct rcmd_entry *self, struct con *con, 
     enum rs_result r = con_open(con, o, err);
     if (r == RS_OK) {
         char *ranks = con_state(con, "ranks"), *mode = con_state(con, "mode");
-        rcmd_changed(con, "model", was, path, rcmd_ms() - start);
+        rcmd_changed(con, "model", was, args, rcmd_ms() - start);
         out_printf(con->out, OUT_NOTE, "%s rank%s, %s mode, no patches; the conversation is kept\n", ranks,
                    strcmp(ranks, "1") == 0 ? "" : "s", mode);
         free(ranks);

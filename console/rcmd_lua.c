@@ -155,7 +155,7 @@ static enum rs_result exec_run(const struct rcmd_entry *self, struct con *con, c
         return rcmd_usage(self, err);
     size_t n = strlen(args);
     bool aside = n > 1 && args[n - 1] == '&' && args[n - 2] == ' ';
-    char *word = xasprintf("%.*s", (int)(aside ? n - 2 : n), args), *path = paths_expand(word);
+    char *word = xasprintf("%.*s", (int)(aside ? n - 2 : n), args), *path = paths_file(word);
     unsigned id;
     enum rs_result rc = state_of(con, err);
     if (rc == RS_OK && aside && (rc = scr_script_start(con->script, path, &id, err)) == RS_OK)

@@ -9,6 +9,7 @@
 #include "console/fail.h"
 #include "console/js.h"
 #include "console/near.h"
+#include "console/paths.h"
 #include "console/rcmd_list.h"
 #include "console/setting.h"
 #include "console/units.h"
@@ -153,11 +154,12 @@ static enum rs_result revert(struct con *con, const char *text, struct rs_error 
 }
 
 /* The reply comes when the file is compiled and tested; the engine runs on meanwhile. */
-static enum rs_result load(struct con *con, const char *path, struct rs_error *err)
+static enum rs_result load(struct con *con, const char *typed, struct rs_error *err)
 {
+    char *path = paths_file(typed), took[32];
     json_t *reply, *args = json_pack("{s:o}", "path", js_text(path, strlen(path)));
-    char took[32];
     enum rs_result r = con_request(con, "patch.load", args, &reply, err);
+    free(path);
     if (r != RS_OK)
         return r;
     out_printf(con->out, OUT_NOTE, "%s: for ops of kind %s, %s; self-test off by %.2g at most; %s. /patch set user=%s uses it\n",
