@@ -184,8 +184,9 @@ enum rs_result sampling_set(json_t *obj, const struct opt *row, const char *text
     errno = 0;
     double x = row->type == OPT_INT ? (double)strtol(text, &end, 10) : strtod(text, &end);
     if (*text == '\0' || *end != '\0' || errno != 0 || !isfinite(x) || x < row->min || x > row->max)
-        return fail_set(err, RS_EUSAGE, "%s wants %s from %.10g to %.10g, or default; not '%s'", key,
-                        row->type == OPT_INT ? "a whole number" : "a number", row->min, row->max, text);
+        return fail_set(err, RS_EUSAGE, row->type == OPT_INT ? "%s wants a whole number from %.0f to %.0f, or default; not '%s'"
+                                                             : "%s wants a number from %.10g to %.10g, or default; not '%s'",
+                        key, row->min, row->max, text);
     json_object_set_new(obj, key, row->type == OPT_INT ? json_integer((json_int_t)x) : json_real(x));
     return RS_OK;
 }
@@ -194,5 +195,5 @@ char *sampling_get(const json_t *obj, const struct opt *row)
 {
     char key[64];
     const json_t *v = json_object_get(obj, sampling_key(row, key, sizeof key));
-    return json_is_number(v) ? xasprintf("%.10g", json_number_value(v)) : xstrdup("default");
+    return json_is_number(v) ? xasprintf(row->type == OPT_INT ? "%.0f" : "%.10g", json_number_value(v)) : xstrdup("default");
 }

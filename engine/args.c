@@ -7,9 +7,9 @@
 
 #include "engine/error.h"
 
-void args_begin(struct args *a, const char *method, json_t *obj, struct rs_error *err)
+void args_begin(struct args *a, json_t *obj, struct rs_error *err)
 {
-    *a = (struct args){.obj = obj, .method = method, .err = err};
+    *a = (struct args){.obj = obj, .err = err};
 }
 
 static json_t *get(struct args *a, const char *key)
@@ -22,7 +22,7 @@ static json_t *get(struct args *a, const char *key)
 
 static bool wrong(struct args *a, const char *key, const char *want)
 {
-    a->rc = error_set(a->err, RS_EUSAGE, "%s: %s must be %s", a->method, key, want);
+    a->rc = error_set(a->err, RS_EUSAGE, "%s must be %s", key, want);
     return false;
 }
 
@@ -44,7 +44,7 @@ bool args_int(struct args *a, const char *key, long long min, long long max, lon
         return false;
     long long n = json_is_integer(v) ? json_integer_value(v) : 0;
     if (!json_is_integer(v) || n < min || n > max) {
-        a->rc = error_set(a->err, RS_EUSAGE, "%s: %s must be an integer from %lld to %lld", a->method, key, min, max);
+        a->rc = error_set(a->err, RS_EUSAGE, "%s must be an integer from %lld to %lld", key, min, max);
         return false;
     }
     *out = n;
@@ -67,7 +67,7 @@ bool args_f32(struct args *a, const char *key, double min, double max, float *ou
         return false;
     double x = json_is_number(v) ? json_number_value(v) : NAN;
     if (!(x >= min && x <= max)) {
-        a->rc = error_set(a->err, RS_EUSAGE, "%s: %s must be a number from %g to %g", a->method, key, min, max);
+        a->rc = error_set(a->err, RS_EUSAGE, "%s must be a number from %g to %g", key, min, max);
         return false;
     }
     *out = (float)x;
@@ -124,7 +124,7 @@ bool args_ids(struct args *a, const char *key, uint32_t vocab, int32_t **ids, si
     size_t count = json_array_size(v);
     int32_t *out = malloc((count + 1) * sizeof *out);
     if (out == NULL) {
-        a->rc = error_set(a->err, RS_ENOMEM, "%s: out of memory for %zu ids", a->method, count);
+        a->rc = error_set(a->err, RS_ENOMEM, "out of memory for %zu ids", count);
         return false;
     }
     for (size_t i = 0; i < count; i++) {
@@ -132,7 +132,7 @@ bool args_ids(struct args *a, const char *key, uint32_t vocab, int32_t **ids, si
         long long id = json_is_integer(e) ? json_integer_value(e) : -1;
         if (id < 0 || id >= (long long)vocab) {
             free(out);
-            a->rc = error_set(a->err, RS_EUSAGE, "%s: %s[%zu] must be a token id from 0 to %u", a->method, key, i, vocab - 1);
+            a->rc = error_set(a->err, RS_EUSAGE, "%s[%zu] must be a token id from 0 to %u", key, i, vocab - 1);
             return false;
         }
         out[i] = (int32_t)id;
@@ -145,7 +145,7 @@ bool args_ids(struct args *a, const char *key, uint32_t vocab, int32_t **ids, si
 void args_need(struct args *a, bool have, const char *key)
 {
     if (!have && a->rc == RS_OK)
-        a->rc = error_set(a->err, RS_EUSAGE, "%s: argument %s is missing", a->method, key);
+        a->rc = error_set(a->err, RS_EUSAGE, "argument %s is missing", key);
 }
 
 enum rs_result args_end(struct args *a)
@@ -159,7 +159,7 @@ enum rs_result args_end(struct args *a)
         for (unsigned i = 0; i < a->n_seen && !known; i++)
             known = strcmp(a->seen[i], key) == 0;
         if (!known)
-            return a->rc = error_set(a->err, RS_EUSAGE, "%s: unknown argument '%.40s'", a->method, key);
+            return a->rc = error_set(a->err, RS_EUSAGE, "unknown argument '%.40s'", key);
     }
     return RS_OK;
 }

@@ -9,14 +9,13 @@
 
 struct args {
     json_t *obj;         /* borrowed */
-    const char *method;
     struct rs_error *err;
     enum rs_result rc;
     const char *seen[48]; /* keys that were asked for */
     unsigned n_seen;
 };
 
-void args_begin(struct args *a, const char *method, json_t *obj, struct rs_error *err);
+void args_begin(struct args *a, json_t *obj, struct rs_error *err);
 /* Every getter returns true if the key is there and good; *out is untouched otherwise. */
 bool args_str(struct args *a, const char *key, const char **out);
 bool args_int(struct args *a, const char *key, long long min, long long max, long long *out);

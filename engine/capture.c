@@ -41,7 +41,7 @@ static bool one_of(struct args *a, const char *key, const char *first, const cha
         return false;
     *is_first = strcmp(s, first) == 0;
     if (!*is_first && strcmp(s, second) != 0 && a->rc == RS_OK)
-        a->rc = error_set(a->err, RS_EUSAGE, "%s: %s must be %s or %s, not '%.20s'", a->method, key, first, second, s);
+        a->rc = error_set(a->err, RS_EUSAGE, "%s must be %s or %s, not '%.20s'", key, first, second, s);
     return true;
 }
 
@@ -56,17 +56,17 @@ static void read_isa(struct args *a, enum krn_isa *isa)
             return;
         }
     if (a->rc == RS_OK)
-        a->rc = error_set(a->err, RS_EUSAGE, "%s: no instruction set '%.20s' here", a->method, s);
+        a->rc = error_set(a->err, RS_EUSAGE, "no instruction set '%.20s' here", s);
 }
 
-enum rs_result capture_config(struct engine *e, const char *method, json_t *obj, struct capture_config *out, struct rs_error *err)
+enum rs_result capture_config(struct engine *e, json_t *obj, struct capture_config *out, struct rs_error *err)
 {
     struct args a;
     struct capture_config c = {.patches = e->patches.now, .rt = e->rt->cfg, .isa = e->isa, .graph = e->graph, .guard = e->guard, .fast = e->fast};
     json_t *patches = NULL, *none = json_object();
     const char *backend = e->rt->backend->ops->name;
     bool reset = false;
-    args_begin(&a, method, obj != NULL ? obj : none, err);
+    args_begin(&a, obj != NULL ? obj : none, err);
     one_of(&a, "mode", "graph", "eager", &c.graph);
     one_of(&a, "numerics", "fast", "invariant", &c.fast);
     args_bool(&a, "graph_guard", &c.guard);
@@ -82,11 +82,11 @@ enum rs_result capture_config(struct engine *e, const char *method, json_t *obj,
     if (strcmp(backend, "cpu") == 0)
         c.rt.backend = BACKEND_CPU, c.patches.gpus = false;
     else if (rc == RS_OK && strcmp(backend, e->rt->backend->ops->name) != 0)
-        rc = error_set(err, RS_EUNSUPPORTED, "%s: backend '%.20s' is neither cpu nor what this engine runs on (%s)", method, backend, e->rt->backend->ops->name);
+        rc = error_set(err, RS_EUNSUPPORTED, "backend '%.20s' is neither cpu nor what this engine runs on (%s)", backend, e->rt->backend->ops->name);
     if (rc == RS_OK && patches != NULL)
         rc = change_patches(patches, &c.patches, err);
     if (rc == RS_OK && !patch_same(&c.patches, &e->patches.now, SLOT_WEIGHTS))
-        rc = error_set(err, RS_EUNSUPPORTED, "%s: both sides have the weights that are loaded now; dump one side to a file and compare with that", method);
+        rc = error_set(err, RS_EUNSUPPORTED, "both sides have the weights that are loaded now; dump one side to a file and compare with that");
     json_decref(none);
     if (rc != RS_OK)
         return rc;
@@ -137,7 +137,7 @@ static enum rs_result add_obs(struct capture *c, const struct op *o, bool before
         size_t cap = (size_t)(rows_of(c, (enum op_buf)r->buf, rows) * plan_ref_width(&c->rt->prog, o, r, k));
         *bytes += cap * sizeof(float);
         if (*bytes > MAX_BYTES)
-            return error_set(err, RS_EUSAGE, "keeping these sites would take more than %llu MiB: name fewer, or use a shorter prompt", (unsigned long long)(MAX_BYTES >> 20));
+            return error_set(err, RS_EUSAGE, "to keep these sites would take more than %llu MiB: name fewer, or use a shorter prompt", (unsigned long long)(MAX_BYTES >> 20));
         x->copied[k] = (struct probe_copied){.data = malloc((cap + 1) * sizeof(float)), .cap = cap};
         if (x->copied[k].data == NULL)
             return error_set(err, RS_ENOMEM, "out of memory for a capture");

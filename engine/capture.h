@@ -24,7 +24,7 @@ struct capture_config {
 
 /* The current configuration with the changes in obj: {"mode","ranks","numerics","graph_guard","isa","backend","reset": bool,"patches":{slot or
  * slot@glob: impl}}. obj NULL: no change. Errors: RS_EUSAGE, RS_ENOTFOUND, RS_EUNSUPPORTED. */
-enum rs_result capture_config(struct engine *e, const char *method, json_t *obj, struct capture_config *out, struct rs_error *err);
+enum rs_result capture_config(struct engine *e, json_t *obj, struct capture_config *out, struct rs_error *err);
 json_t *capture_config_json(const struct engine *e, const struct capture_config *c);
 
 struct capture {

@@ -1,6 +1,7 @@
 /* See donor.h. */
 #include "engine/donor.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,8 +42,9 @@ enum rs_result donor_open(struct engine *e, const char *path, const struct donor
     struct stat st;
     char *full = realpath(path, NULL);
     if (full == NULL || stat(full, &st) != 0) {
+        const int why = errno;
         free(full);
-        return error_set(err, RS_EIO, "%.300s: cannot open", path);
+        return error_set(err, RS_EIO, "%.300s: cannot open: %s", path, strerror(why));
     }
     long long mtime = (long long)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
     for (uint32_t i = 0; i < m->n_donors; i++)

@@ -67,24 +67,24 @@ static enum rs_result carry_out(struct engine *e, struct msg *m, const char *tex
         return error_set(err, RS_ENOTFOUND, "no method '%.40s'", text);
     bool queues = strcmp(method->name, "submit") == 0 && server_serves(e->server, m->slot); /* what it hands in waits, as it would for its turn */
     if (brk_holding(e) && !brk_allows(method->name) && !queues)
-        return error_set(err, RS_ESTATE, "%s: the engine is stopped (%s): continue first", method->name, e->brk.reason);
+        return error_set(err, RS_ESTATE, "the engine is stopped (%s): continue first", e->brk.reason);
     if (method->control && !server_in_control(e->server, m->slot) && !(may_serve(method->name) && server_serves(e->server, m->slot))) {
         int waiting;
         return error_set(err, RS_ESTATE, "another client (%s) is in control of this engine", server_client_name(e->server, server_control(e->server, &waiting)));
     }
     if (e->hosts != NULL && needs_one_host(method->name))
-        return error_set(err, RS_EUNSUPPORTED, "%s: not while ranks are on several hosts; open the model on one", method->name);
+        return error_set(err, RS_EUNSUPPORTED, "not while ranks are on several hosts; open the model on one");
     size_t n = len - (size_t)(nul + 1 - text);
     json_error_t je;
     json_t *args = n == 0 ? json_object() : json_loadb(nul + 1, n, 0, &je);
     if (args == NULL && (n == 0 || json_error_code(&je) == json_error_out_of_memory))
-        return error_set(err, RS_ENOMEM, "%s: out of memory for the arguments", method->name);
+        return error_set(err, RS_ENOMEM, "out of memory for the arguments");
     if (!json_is_object(args)) {
         json_decref(args);
-        return error_set(err, RS_EUSAGE, "%s: arguments are not a JSON object", method->name);
+        return error_set(err, RS_EUSAGE, "arguments are not a JSON object");
     }
     struct args a;
-    args_begin(&a, method->name, args, err);
+    args_begin(&a, args, err);
     e->asked.slot = m->slot;
     e->asked.id = m->id;
     enum rs_result rc = method->run(e, m, &a, err);

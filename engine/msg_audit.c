@@ -274,13 +274,13 @@ static enum rs_result msg_audit(struct engine *e, struct msg *m, struct args *a,
     if (rc != RS_OK)
         return rc;
     if (synth && (path != NULL || q.check))
-        return error_set(err, RS_EUSAGE, "audit: a synthetic model has no file and no data to check");
+        return error_set(err, RS_EUSAGE, "a synthetic model has no file and no data to check");
     if (path == NULL && !synth && e->model == NULL)
-        return error_set(err, RS_ESTATE, "audit: no model is open and no path was given");
+        return error_set(err, RS_ESTATE, "no model is open and no path was given");
     q.gpus.memory = (uint64_t)((double)gib * 0x1p30);
     q.split = strcmp(split, "tp") == 0 ? SHARD_TP : strcmp(split, "ep") == 0 ? SHARD_EP : SHARD_AUTO;
     if (q.split == SHARD_AUTO && strcmp(split, "auto") != 0)
-        return error_set(err, RS_EUSAGE, "audit: split must be auto, tp or ep, not '%.20s'", split);
+        return error_set(err, RS_EUSAGE, "split must be auto, tp or ep, not '%.20s'", split);
     struct model *other = NULL;
     if (path != NULL)
         rc = model_open(path, &other, err);

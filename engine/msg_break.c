@@ -14,7 +14,7 @@ static enum rs_result msg_add(struct engine *e, struct msg *m, struct args *a, s
 {
     struct brk b = {.id = 0};
     const char *when = "after", *cond = "";
-    enum rs_result rc = msg_need_model(e, "break.add", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     if (!e->rt->backend->ops->inspects)
@@ -103,7 +103,7 @@ static enum rs_result go(struct engine *e, struct args *a, enum brk_go how, stru
         args_u32(a, "n", 1, 1u << 20, &n);
     enum rs_result rc = args_end(a);
     if (rc == RS_OK && !brk_holding(e))
-        rc = error_set(err, RS_ESTATE, "%s: the engine is not stopped", a->method);
+        rc = error_set(err, RS_ESTATE, "the engine is not stopped");
     if (rc == RS_OK) {
         e->brk.go = how;
         e->brk.steps_left = n;
@@ -162,7 +162,7 @@ static void read_range(struct args *a, const char *key, uint32_t out[2])
         out[0] = (uint32_t)json_integer_value(x);
         out[1] = (uint32_t)json_integer_value(y);
     } else if (a->rc == RS_OK) {
-        a->rc = error_set(a->err, RS_EUSAGE, "%s: %s must be [from, to] with from < to", a->method, key);
+        a->rc = error_set(a->err, RS_EUSAGE, "%s must be [from, to] with from < to", key);
     }
 }
 
@@ -191,9 +191,9 @@ static enum rs_result find_want(struct engine *e, struct args *a, struct want *w
     read_range(a, "rows", w->row);
     read_range(a, "cols", w->col);
     if (a->rc == RS_OK && by_site == by_buffer)
-        a->rc = error_set(err, RS_EUSAGE, "%s: give site or buffer", a->method);
+        a->rc = error_set(err, RS_EUSAGE, "give site or buffer");
     if (a->rc == RS_OK && strcmp(what, "in") != 0 && strcmp(what, "out") != 0)
-        a->rc = error_set(err, RS_EUSAGE, "%s: what must be in or out, not '%.20s'", a->method, what);
+        a->rc = error_set(err, RS_EUSAGE, "'what' must be in or out, not '%.20s'", what);
     if (a->rc != RS_OK)
         return a->rc;
     if (by_site) {
@@ -256,9 +256,9 @@ static enum rs_result msg_tensor_read(struct engine *e, struct msg *m, struct ar
 {
     struct want w = {.op = NULL};
     struct tensor t = {.data = NULL};
-    enum rs_result rc = msg_need_model(e, "tensor.read", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc == RS_OK && e->steps == 0 && !e->brk.in_walk)
-        rc = error_set(err, RS_ESTATE, "tensor.read: no step has run yet");
+        rc = error_set(err, RS_ESTATE, "no step has run yet");
     if (rc == RS_OK)
         rc = find_want(e, a, &w, err);
     if (rc == RS_OK)
@@ -328,9 +328,9 @@ static enum rs_result msg_tensor_write(struct engine *e, struct msg *m, struct a
 {
     struct want w = {.op = NULL};
     float value = 0;
-    enum rs_result rc = msg_need_model(e, "tensor.write", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc == RS_OK && !(brk_holding(e) && e->brk.in_walk))
-        rc = error_set(err, RS_ESTATE, "tensor.write: the engine is not stopped inside a step, and every step writes its buffers anew (see break.add)");
+        rc = error_set(err, RS_ESTATE, "the engine is not stopped inside a step, and every step writes its buffers anew: set a breakpoint");
     if (rc != RS_OK)
         return rc;
     rc = find_want(e, a, &w, err);
@@ -344,15 +344,15 @@ static enum rs_result msg_tensor_write(struct engine *e, struct msg *m, struct a
         if (w.rank >= 0 ? (uint32_t)w.rank == r : w.ref.layout == OP_SHARDED || r == 0)
             width += plan_ref_width(&e->rt->prog, w.op, &w.ref, r);
     if (w.ref.buf == BUF_ISEL || w.ref.buf == BUF_CHOICE || ((w.ref.buf == BUF_MGU || w.ref.buf == BUF_MACT) && w.rank < 0))
-        return error_set(err, RS_EUSAGE, "tensor.write: %s is written rank by rank, and not where it holds indices", op_buf_name((enum op_buf)w.ref.buf));
+        return error_set(err, RS_EUSAGE, "%s is written rank by rank, and not where it holds indices", op_buf_name((enum op_buf)w.ref.buf));
     rc = cut_range("rows", w.row, rows, err);
     if (rc == RS_OK)
         rc = cut_range("columns", w.col, width, err);
     size_t n = (size_t)(w.row[1] - w.row[0]) * (w.col[1] - w.col[0]);
     if (rc == RS_OK && scalar == (m->blob_len != 0))
-        rc = error_set(err, RS_EUSAGE, "tensor.write: give either value or a blob of f32");
+        rc = error_set(err, RS_EUSAGE, "give either value or a blob of f32");
     if (rc == RS_OK && !scalar && m->blob_len != n * sizeof(float))
-        rc = error_set(err, RS_EUSAGE, "tensor.write: the blob has %zu bytes, %zu floats are named", m->blob_len, n);
+        rc = error_set(err, RS_EUSAGE, "the blob has %zu bytes, %zu floats are named", m->blob_len, n);
     for (size_t i = 0; i < n && rc == RS_OK; i++) {
         float x = value;
         if (!scalar)

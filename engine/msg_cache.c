@@ -110,7 +110,7 @@ static enum rs_result compute_and_compare(struct check *f, bool alone, struct rs
 {
     struct capture_config cfg;
     struct capture c;
-    enum rs_result rc = capture_config(f->e, "cache.check", NULL, &cfg, err);
+    enum rs_result rc = capture_config(f->e, NULL, &cfg, err);
     if (rc == RS_OK)
         rc = capture_open(f->e, &cfg, NULL, 0, f->n * RUNTIME_BLOCK, 1, &c, err);
     if (rc != RS_OK)
@@ -197,7 +197,7 @@ static enum rs_result msg_cache(struct engine *e, struct msg *m, struct args *a,
         f.tolerance = (double)asked;
     enum rs_result rc = args_end(a);
     if (rc == RS_OK)
-        rc = msg_need_model(e, "cache.check", err);
+        rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     if (isnan(f.tolerance))
@@ -206,7 +206,7 @@ static enum rs_result msg_cache(struct engine *e, struct msg *m, struct args *a,
     while (f.x != NULL && f.x->id != id)
         f.x = f.x->next;
     if (f.x == NULL)
-        return error_set(err, RS_ENOTFOUND, "cache.check: no session %u", id);
+        return error_set(err, RS_ENOTFOUND, "there is no session %u", id);
     f.blocks = calloc(f.x->n / RUNTIME_BLOCK + 1, sizeof *f.blocks);
     if (f.blocks == NULL)
         return error_set(err, RS_ENOMEM, "out of memory for a list of blocks");

@@ -68,9 +68,9 @@ static enum rs_result read_side(struct engine *e, struct args *a, const char *ke
     if (a->rc != RS_OK)
         return a->rc;
     if (file == NULL)
-        return capture_config(e, a->method, obj, &d->cfg[side], err);
+        return capture_config(e, obj, &d->cfg[side], err);
     if (side != 1 || !json_is_string(file) || json_object_size(obj) != 1)
-        return error_set(err, RS_EUSAGE, "%s: a file is the second side, as {\"file\": path} and nothing else", a->method);
+        return error_set(err, RS_EUSAGE, "a file is the second side, as {\"file\": path} and nothing else");
     return npz_open(json_string_value(file), &d->file, err);
 }
 
@@ -86,7 +86,7 @@ static enum rs_result read_ids(struct engine *e, struct args *a, struct diff *d,
     } else {
         rc = npz_get(d->file, "ids", &saved, NULL);
         if (rc != RS_OK)
-            return error_set(err, RS_EUSAGE, "%s: the file does not say which tokens it was made from; give ids", a->method);
+            return error_set(err, RS_EUSAGE, "the file does not say which tokens it was made from; give ids");
         d->n = saved.n;
         ids = malloc((saved.n + 1) * sizeof *ids);
         for (size_t i = 0; ids != NULL && i < saved.n; i++) {
@@ -104,7 +104,7 @@ static enum rs_result read_ids(struct engine *e, struct args *a, struct diff *d,
     if (!ok)
         return error_set(err, RS_ENOMEM, "out of memory for the tokens");
     if (d->n == 0 || d->n + d->decode > e->model->hp.context)
-        return error_set(err, RS_EUSAGE, "%s: %zu tokens, expected 1 to %u", a->method, d->n, e->model->hp.context - d->decode);
+        return error_set(err, RS_EUSAGE, "%zu tokens, expected 1 to %u", d->n, e->model->hp.context - d->decode);
     return RS_OK;
 }
 
@@ -333,7 +333,7 @@ static enum rs_result msg_diff(struct engine *e, struct msg *m, struct args *a, 
     struct diff d = {.decode = 0, .why = "asked for"};
     const char *cache = "same";
     float tolerance = 0;
-    enum rs_result rc = msg_need_model(e, "diff", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     msg_read_site(a, false, "*", d.glob);
@@ -404,19 +404,19 @@ static enum rs_result msg_dump(struct engine *e, struct msg *m, struct args *a, 
     const char *path = NULL;
     json_t *config = NULL;
     uint32_t count = 0;
-    enum rs_result rc = msg_need_model(e, "dump", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     args_need(a, args_str(a, "path", &path), "path");
     msg_read_site(a, false, "*", d.glob);
     args_object(a, "config", &config);
-    rc = a->rc == RS_OK ? capture_config(e, "dump", config, &d.cfg[0], err) : a->rc;
+    rc = a->rc == RS_OK ? capture_config(e, config, &d.cfg[0], err) : a->rc;
     if (rc == RS_OK)
         rc = read_ids(e, a, &d, err);
     if (rc == RS_OK)
         rc = args_end(a);
     if (rc == RS_OK && d.n > capture_chunk(e))
-        rc = error_set(err, RS_EUSAGE, "dump: %zu tokens; at most %u fit in the one step that is saved", d.n, capture_chunk(e));
+        rc = error_set(err, RS_EUSAGE, "%zu tokens; at most %u fit in the one step that is saved", d.n, capture_chunk(e));
     if (rc == RS_OK)
         rc = capture_open(e, &d.cfg[0], d.glob, 0, (uint32_t)d.n, (uint32_t)d.n, &d.arm[0], err);
     if (rc == RS_OK) {

@@ -10,12 +10,12 @@
 #include "engine/now.h"
 #include "engine/server.h"
 
-enum rs_result msg_need_model(const struct engine *e, const char *method, struct rs_error *err)
+enum rs_result msg_need_model(const struct engine *e, struct rs_error *err)
 {
-    return e->model != NULL ? RS_OK : error_set(err, RS_ESTATE, "%s: no model is open", method);
+    return e->model != NULL ? RS_OK : error_set(err, RS_ESTATE, "no model is open");
 }
 
-static enum rs_result encode_segments(struct engine *e, struct args *a, json_t *list, int32_t **ids, size_t *n, struct rs_error *err)
+static enum rs_result encode_segments(struct engine *e, json_t *list, int32_t **ids, size_t *n, struct rs_error *err)
 {
     size_t count = json_array_size(list);
     struct vocab_segment *seg = calloc(count + 1, sizeof *seg);
@@ -23,7 +23,7 @@ static enum rs_result encode_segments(struct engine *e, struct args *a, json_t *
     for (size_t i = 0; i < count && rc == RS_OK; i++) {
         json_t *o = json_array_get(list, i), *text = json_object_get(o, "text"), *special = json_object_get(o, "special");
         if (!json_is_string(text) || (special != NULL && !json_is_boolean(special)))
-            rc = error_set(err, RS_EUSAGE, "%s: segments[%zu] must be {\"text\": string, \"special\": bool}", a->method, i);
+            rc = error_set(err, RS_EUSAGE, "segments[%zu] must be {\"text\": string, \"special\": bool}", i);
         else
             seg[i] = (struct vocab_segment){json_string_value(text), json_string_length(text), json_is_true(special)};
     }
@@ -41,7 +41,7 @@ enum rs_result msg_read_ids(struct engine *e, struct args *a, int32_t **ids, siz
     *ids = NULL;
     args_bool(a, "special", &special);
     if (args_array(a, "segments", &segments))
-        return encode_segments(e, a, segments, ids, n, err);
+        return encode_segments(e, segments, ids, n, err);
     if (args_str(a, "text", &text)) {
         struct vocab_segment seg = {text, strlen(text), special};
         return vocab_encode(e->model->vocab, &seg, 1, ids, n, err);
@@ -61,7 +61,7 @@ static void read_bias(struct args *a, uint32_t vocab, struct sample_params *p)
         char *end;
         long id = strtol(key, &end, 10);
         if (*end != '\0' || end == key || id < 0 || id >= (long)vocab || !json_is_number(v) || p->n_bias == SAMPLE_MAX_BIAS) {
-            a->rc = error_set(a->err, RS_EUSAGE, "%s: logit_bias takes at most %d entries \"token id\": number", a->method, SAMPLE_MAX_BIAS);
+            a->rc = error_set(a->err, RS_EUSAGE, "logit_bias takes at most %d entries \"token id\": number", SAMPLE_MAX_BIAS);
             return;
         }
         p->bias[p->n_bias].token = (int32_t)id;
@@ -95,13 +95,13 @@ static void read_stops(struct args *a, struct seq *s)
     if (!args_array(a, "stop", &list))
         return;
     if (json_array_size(list) > SEQ_MAX_STOPS) {
-        a->rc = error_set(a->err, RS_EUSAGE, "%s: at most %d stop strings", a->method, SEQ_MAX_STOPS);
+        a->rc = error_set(a->err, RS_EUSAGE, "at most %d stop strings", SEQ_MAX_STOPS);
         return;
     }
     for (size_t i = 0; i < json_array_size(list); i++) {
         json_t *v = json_array_get(list, i);
         if (!json_is_string(v) || json_string_length(v) == 0 || json_string_length(v) > 256) {
-            a->rc = error_set(a->err, RS_EUSAGE, "%s: stop[%zu] must be a string of 1 to 256 bytes", a->method, i);
+            a->rc = error_set(a->err, RS_EUSAGE, "stop[%zu] must be a string of 1 to 256 bytes", i);
             return;
         }
         s->stops[s->n_stops] = strdup(json_string_value(v));
@@ -157,7 +157,7 @@ static enum rs_result msg_submit(struct engine *e, struct msg *m, struct args *a
 {
     int32_t *ids = NULL;
     size_t n = 0;
-    enum rs_result rc = msg_need_model(e, "submit", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     struct seq *s = calloc(1, sizeof *s);
@@ -221,9 +221,9 @@ static enum rs_result msg_cancel(struct engine *e, struct msg *m, struct args *a
     enum rs_result rc = args_end(a);
     struct seq *s = rc == RS_OK ? find_stream(e, id) : NULL;
     if (rc == RS_OK && s == NULL)
-        return error_set(err, RS_ENOTFOUND, "cancel: no stream %u", id);
+        return error_set(err, RS_ENOTFOUND, "there is no stream %u", id);
     if (rc == RS_OK && s->owner != m->slot && !server_in_control(e->server, m->slot))
-        return error_set(err, RS_ESTATE, "cancel: stream %u is another client's", id);
+        return error_set(err, RS_ESTATE, "stream %u is another client's", id);
     if (rc == RS_OK)
         step_cancel(e, s);
     return rc;
@@ -238,7 +238,7 @@ static enum rs_result msg_stream_get(struct engine *e, struct msg *m, struct arg
     enum rs_result rc = args_end(a);
     struct seq *s = rc == RS_OK ? find_stream(e, id) : NULL;
     if (rc == RS_OK && s == NULL)
-        return error_set(err, RS_ENOTFOUND, "stream.get: no stream %u", id);
+        return error_set(err, RS_ENOTFOUND, "there is no stream %u", id);
     if (rc != RS_OK)
         return rc;
     json_object_set_new(m->reply, "stream", json_integer(s->id));
@@ -257,7 +257,7 @@ static enum rs_result msg_encode(struct engine *e, struct msg *m, struct args *a
 {
     int32_t *ids = NULL;
     size_t n = 0;
-    enum rs_result rc = msg_need_model(e, "encode", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc == RS_OK)
         rc = msg_read_ids(e, a, &ids, &n, err);
     if (rc == RS_OK)
@@ -281,7 +281,7 @@ static enum rs_result msg_decode(struct engine *e, struct msg *m, struct args *a
     int32_t *ids = NULL;
     size_t n = 0, len = 0;
     bool special = false;
-    enum rs_result rc = msg_need_model(e, "decode", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     args_need(a, args_ids(a, "ids", e->model->hp.vocab, &ids, &n), "ids");
@@ -296,7 +296,7 @@ static enum rs_result msg_decode(struct engine *e, struct msg *m, struct args *a
         len += vocab_stream_flush(&st, out + len, 8);
         json_object_set_new(m->reply, "text", json_stringn_nocheck(out, len));
     } else if (rc == RS_OK) {
-        rc = error_set(err, RS_ENOMEM, "decode: out of memory");
+        rc = error_set(err, RS_ENOMEM, "out of memory");
     }
     free(out);
     free(ids);
@@ -308,7 +308,7 @@ static enum rs_result msg_pieces(struct engine *e, struct msg *m, struct args *a
 {
     enum rs_result rc = args_end(a);
     if (rc == RS_OK)
-        rc = msg_need_model(e, "pieces", err);
+        rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     const struct vocab *v = e->model->vocab;
@@ -318,7 +318,7 @@ static enum rs_result msg_pieces(struct engine *e, struct msg *m, struct args *a
         total += vocab_piece(v, (int32_t)i, &len) != NULL ? len : 0;
     uint32_t *start = total <= UINT32_MAX ? malloc((n + 1) * sizeof *start + total) : NULL;
     if (start == NULL)
-        return error_set(err, RS_ENOMEM, "pieces: out of memory for %zu bytes", total);
+        return error_set(err, RS_ENOMEM, "out of memory for %zu bytes", total);
     char *bytes = (char *)(start + n + 1);
     for (uint32_t i = 0; i < n; i++) {
         const char *p = vocab_piece(v, (int32_t)i, &len);
@@ -340,11 +340,11 @@ static enum rs_result forward(struct engine *e, struct msg *m, const int32_t *id
     const struct hparams *hp = &e->model->hp;
     size_t rows = logits == 2 ? n : logits == 1 ? 1 : 0, n_logits = rows * hp->vocab, n_layers = layers ? (size_t)(hp->n_layers + 1) * hp->n_embd : 0;
     if ((n_logits + n_layers) * sizeof(float) > (1u << 29))
-        return error_set(err, RS_EUSAGE, "forward: %zu floats are too many for one reply", n_logits + n_layers);
+        return error_set(err, RS_EUSAGE, "%zu floats are too many for one reply", n_logits + n_layers);
     float *blob = calloc(n_logits + n_layers + 1, sizeof *blob);
     struct forward_out o = {.argmax = malloc((n + 1) * sizeof(int32_t)), .logits = rows != 0 ? blob : NULL, .all_logits = logits == 2,
                             .layers = layers ? blob + n_logits : NULL};
-    enum rs_result rc = blob == NULL || o.argmax == NULL ? error_set(err, RS_ENOMEM, "forward: out of memory") : forward_run(e, ids, n, &o, err);
+    enum rs_result rc = blob == NULL || o.argmax == NULL ? error_set(err, RS_ENOMEM, "out of memory") : forward_run(e, ids, n, &o, err);
     if (rc == RS_OK) {
         json_t *list = json_array();
         for (uint32_t i = 0; i < n; i++)
@@ -370,7 +370,7 @@ static enum rs_result msg_forward(struct engine *e, struct msg *m, struct args *
     size_t n = 0;
     const char *which = "last";
     bool layers = false;
-    enum rs_result rc = msg_need_model(e, "forward", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc == RS_OK)
         rc = msg_read_ids(e, a, &ids, &n, err);
     args_str(a, "logits", &which);
@@ -379,9 +379,9 @@ static enum rs_result msg_forward(struct engine *e, struct msg *m, struct args *
         rc = args_end(a);
     int logits = strcmp(which, "all") == 0 ? 2 : strcmp(which, "last") == 0 ? 1 : strcmp(which, "none") == 0 ? 0 : -1;
     if (rc == RS_OK && logits < 0)
-        rc = error_set(err, RS_EUSAGE, "forward: logits must be all, last or none, not '%.20s'", which);
+        rc = error_set(err, RS_EUSAGE, "logits must be all, last or none, not '%.20s'", which);
     if (rc == RS_OK && (n == 0 || n > e->model->hp.context))
-        rc = error_set(err, RS_EUSAGE, "forward: %zu tokens, expected 1 to %u", n, e->model->hp.context);
+        rc = error_set(err, RS_EUSAGE, "%zu tokens, expected 1 to %u", n, e->model->hp.context);
     if (rc == RS_OK)
         rc = forward(e, m, ids, (uint32_t)n, logits, layers, err);
     free(ids);

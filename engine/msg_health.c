@@ -17,7 +17,7 @@ static enum rs_result msg_health(struct engine *e, struct msg *m, struct args *a
         if (s->state == SEQ_DONE && (given ? s->id == id : found == NULL || s->t_last >= found->t_last))
             found = s;
     if (found == NULL)
-        return given ? error_set(err, RS_ENOTFOUND, "health: no finished stream %u", id) : error_set(err, RS_ESTATE, "health: nothing has been answered yet");
+        return given ? error_set(err, RS_ENOTFOUND, "there is no finished stream %u", id) : error_set(err, RS_ESTATE, "nothing has been answered yet");
     json_t *done = json_loads(found->done, JSON_ALLOW_NUL, NULL);
     json_object_set_new(m->reply, "stream", json_integer(found->id));
     const char *const keys[] = {"verdict", "reason", "health"};
@@ -36,7 +36,7 @@ static enum rs_result msg_baseline(struct engine *e, struct msg *m, struct args 
     bool given = args_object(a, "baseline", &o);
     enum rs_result rc = args_end(a);
     if (rc == RS_OK)
-        rc = msg_need_model(e, "health.baseline", err);
+        rc = msg_need_model(e, err);
     if (rc == RS_OK && given)
         rc = baseline_read(o, e->model->hash, &e->baseline, err);
     if (rc != RS_OK)

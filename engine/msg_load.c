@@ -37,7 +37,7 @@ static enum rs_result msg_load(struct engine *e, struct msg *m, struct args *a, 
 {
     enum rs_result rc = args_end(a);
     if (rc == RS_OK)
-        rc = msg_need_model(e, "load", err);
+        rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     const struct sched_counts *c = &e->counts;
@@ -100,7 +100,7 @@ static enum rs_result msg_requests(struct engine *e, struct msg *m, struct args 
     args_u32(a, "limit", 1, 100000, &limit);
     enum rs_result rc = args_end(a);
     if (rc == RS_OK)
-        rc = msg_need_model(e, "requests", err);
+        rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     json_t *list = json_array();

@@ -83,7 +83,7 @@ static enum rs_result lens_rows(struct engine *e, const struct capture *c, uint3
     enum rs_result rc = RS_OK;
     l.logits = malloc((size_t)states * m->w.output.rows * sizeof *l.logits);
     if (x == NULL || l.logits == NULL)
-        rc = error_set(err, RS_ENOMEM, "lens: out of memory for %u states", states);
+        rc = error_set(err, RS_ENOMEM, "out of memory for %u states", states);
     for (uint32_t i = 0; i < c->rt->prog.n_ops && rc == RS_OK; i++) {
         const struct op *o = &c->rt->prog.ops[i];
         struct tensor t = {.data = NULL};
@@ -124,7 +124,7 @@ static enum rs_result read_tokens(struct engine *e, struct args *a, int32_t **id
     size_t count = 0;
     enum rs_result rc = a->rc == RS_OK ? msg_read_ids(e, a, ids, &count, err) : a->rc;
     if (rc == RS_OK && (count == 0 || count > e->model->hp.context))
-        rc = error_set(err, RS_EUSAGE, "%s: %zu tokens, expected 1 to %u", a->method, count, e->model->hp.context);
+        rc = error_set(err, RS_EUSAGE, "%zu tokens, expected 1 to %u", count, e->model->hp.context);
     *n = (uint32_t)count;
     return rc;
 }
@@ -136,7 +136,7 @@ static enum rs_result msg_lens(struct engine *e, struct msg *m, struct args *a, 
     int32_t *ids = NULL;
     uint32_t n, k = 5;
     json_t *config = NULL;
-    enum rs_result rc = msg_need_model(e, "lens", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     args_u32(a, "top", 1, MAX_TOP, &k);
@@ -145,7 +145,7 @@ static enum rs_result msg_lens(struct engine *e, struct msg *m, struct args *a, 
     if (rc == RS_OK)
         rc = args_end(a);
     if (rc == RS_OK)
-        rc = capture_config(e, "lens", config, &cfg, err);
+        rc = capture_config(e, config, &cfg, err);
     if (rc == RS_OK)
         rc = capture_open(e, &cfg, "*", 0, n, 1, &c, err); /* one row of every site is little */
     if (rc == RS_OK) {
@@ -209,7 +209,7 @@ static enum rs_result tapped_experts(struct engine *e, json_t *list, struct rs_e
         tensor_free(&t);
     }
     if (rc == RS_OK && json_array_size(list) == 0)
-        rc = error_set(err, RS_ESTATE, "experts: no router is tapped (probe.tap with site=\"*.router\", out=1, what=\"copy\"), or no step has run since; or give tokens");
+        rc = error_set(err, RS_ESTATE, "no router is tapped with copies of its output 1, or no step has run since; or give tokens");
     return rc;
 }
 
@@ -218,7 +218,7 @@ static enum rs_result computed_experts(struct engine *e, const int32_t *ids, uin
     struct capture_config cfg;
     struct capture c;
     uint32_t chunk = capture_chunk(e), last = (n - 1) / chunk * chunk;
-    enum rs_result rc = capture_config(e, "experts", NULL, &cfg, err);
+    enum rs_result rc = capture_config(e, NULL, &cfg, err);
     if (rc == RS_OK)
         rc = capture_open(e, &cfg, "*.router", 0, n, n - last, &c, err);
     if (rc != RS_OK)
@@ -244,7 +244,7 @@ static enum rs_result msg_experts(struct engine *e, struct msg *m, struct args *
 {
     int32_t *ids = NULL;
     uint32_t n = 0;
-    enum rs_result rc = msg_need_model(e, "experts", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     bool given = json_object_size(a->obj) != 0;
@@ -253,7 +253,7 @@ static enum rs_result msg_experts(struct engine *e, struct msg *m, struct args *
     if (rc == RS_OK)
         rc = args_end(a);
     if (rc == RS_OK && e->model->hp.n_experts == 0)
-        rc = error_set(err, RS_EUNSUPPORTED, "experts: this model has none");
+        rc = error_set(err, RS_EUNSUPPORTED, "this model has no experts");
     json_t *list = json_array();
     if (rc == RS_OK)
         rc = given ? computed_experts(e, ids, n, list, err) : tapped_experts(e, list, err);
@@ -277,11 +277,11 @@ static enum rs_result need_session(struct engine *e, struct args *a, struct sess
             continue;
         for (const struct seq *s = e->seqs; s != NULL; s = s->next)
             if (s->id == x->stream && s->state != SEQ_DONE)
-                return error_set(err, RS_ESTATE, "%s: stream %u of this session is running; cancel it first", a->method, s->id);
+                return error_set(err, RS_ESTATE, "stream %u of this session is running; cancel it first", s->id);
         *out = x;
         return RS_OK;
     }
-    return error_set(err, RS_ENOTFOUND, "%s: no session %u", a->method, id);
+    return error_set(err, RS_ENOTFOUND, "there is no session %u", id);
 }
 
 /* How many tokens to keep: "n" dropped from the end, or "to" kept. */
@@ -290,9 +290,9 @@ static enum rs_result read_keep(struct args *a, const struct session *x, uint32_
     uint32_t n = 0, to = 0;
     bool by_n = args_u32(a, "n", 0, UINT32_MAX, &n), by_to = args_u32(a, "to", 0, UINT32_MAX, &to);
     if (a->rc == RS_OK && by_n && by_to)
-        a->rc = error_set(err, RS_EUSAGE, "%s: give n (to drop) or to (to keep), not both", a->method);
+        a->rc = error_set(err, RS_EUSAGE, "give n (to drop) or to (to keep), not both");
     if (a->rc == RS_OK && (n > x->n || (by_to && to > x->n)))
-        a->rc = error_set(err, RS_EUSAGE, "%s: the conversation has %u tokens", a->method, x->n);
+        a->rc = error_set(err, RS_EUSAGE, "the conversation has %u tokens", x->n);
     *keep = by_to ? to : x->n - n;
     return a->rc;
 }
@@ -349,7 +349,7 @@ static enum rs_result msg_fork(struct engine *e, struct msg *m, struct args *a, 
             free(f->kind);
             free(f);
         }
-        return error_set(err, RS_ENOMEM, "fork: out of memory for a conversation");
+        return error_set(err, RS_ENOMEM, "out of memory for a conversation");
     }
     if (keep != 0) {
         memcpy(f->tok, x->tok, keep * sizeof *f->tok);

@@ -50,9 +50,9 @@ static enum rs_result read_recipe(struct args *a, bool must_encode, struct recip
     if (!*given || a->rc != RS_OK)
         return a->rc;
     if (by_type && by_text)
-        return error_set(err, RS_EUSAGE, "%s: type or recipe, not both", a->method);
+        return error_set(err, RS_EUSAGE, "type or recipe, not both");
     if (by_type && (!recipe_type_named(type, &t) || (must_encode && !krn_type_info(t)->encodes)))
-        return error_set(err, RS_EUSAGE, "%s: weights cannot be %s type '%.20s', but: %s", a->method, must_encode ? "turned into" : "of", type,
+        return error_set(err, RS_EUSAGE, "weights cannot be %s type '%.20s', but: %s", must_encode ? "turned into" : "of", type,
                          recipe_types(must_encode, all, sizeof all));
     snprintf(rule, sizeof rule, "* %.20s", by_type ? type : "");
     return recipe_parse(by_type ? rule : text, must_encode, r, err);
@@ -93,12 +93,12 @@ static enum rs_result msg_quantize(struct engine *e, struct msg *m, struct args 
     return RS_OK;
 }
 
-static enum rs_result no_shape(const char *method, const char *arch, struct rs_error *err)
+static enum rs_result no_shape(const char *arch, struct rs_error *err)
 {
     char list[200] = "";
     for (size_t i = 0; shape_name(i) != NULL; i++)
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i > 0 ? ", " : "", shape_name(i));
-    return error_set(err, RS_ENOTFOUND, "%s: no shape '%.30s'; there are: %s", method, arch, list);
+    return error_set(err, RS_ENOTFOUND, "there is no shape '%.30s', but: %s", arch, list);
 }
 
 /* "R/N" */
@@ -127,11 +127,11 @@ bool msg_read_synthetic(struct args *a, struct synth_spec *out)
     if (a->rc != RS_OK || (!given && !more))
         return false;
     if (!given)
-        a->rc = error_set(a->err, RS_EUSAGE, "%s: layers, experts, vocab, rank and recipe belong to synthetic", a->method);
+        a->rc = error_set(a->err, RS_EUSAGE, "layers, experts, vocab, rank and recipe belong to synthetic");
     else if ((out->shape = shape_find(arch)) == NULL)
-        a->rc = no_shape(a->method, arch, a->err);
+        a->rc = no_shape(arch, a->err);
     else if (slice != NULL && !read_slice(slice, out))
-        a->rc = error_set(a->err, RS_EUSAGE, "%s: rank must be R/N, R from 0 and less than N, N from 2 to %d, not '%.20s'", a->method, RS_MAX_RANKS, slice);
+        a->rc = error_set(a->err, RS_EUSAGE, "rank must be R/N, R from 0 and less than N, N from 2 to %d, not '%.20s'", RS_MAX_RANKS, slice);
     else if (recipe != NULL)
         a->rc = recipe_parse(recipe, false, &out->recipe, a->err);
     return a->rc == RS_OK;
@@ -156,7 +156,7 @@ static enum rs_result msg_synth(struct engine *e, struct msg *m, struct args *a,
         rc = args_end(a);
     const struct shape *s = rc == RS_OK ? shape_find(arch) : NULL;
     if (rc == RS_OK && s == NULL)
-        rc = no_shape("synth", arch, err);
+        rc = no_shape(arch, err);
     o.recipe = given ? &r : NULL;
     o.seed = (uint64_t)seed;
     if (rc == RS_OK)

@@ -15,7 +15,7 @@ static enum rs_result msg_stats(struct engine *e, struct msg *m, struct args *a,
     args_bool(a, "reset", &reset);
     enum rs_result rc = args_end(a);
     if (rc == RS_OK)
-        rc = msg_need_model(e, "stats", err);
+        rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     json_t *o = timing_stats_json(e->timing);
@@ -36,9 +36,9 @@ static enum rs_result msg_allreduce(struct engine *e, struct msg *m, struct args
     args_str(a, "mode", &mode);
     enum rs_result rc = args_end(a);
     if (rc == RS_OK)
-        rc = msg_need_model(e, "allreduce", err);
+        rc = msg_need_model(e, err);
     if (rc == RS_OK && mode != NULL && strcmp(mode, "graph") != 0 && strcmp(mode, "eager") != 0)
-        rc = error_set(err, RS_EUSAGE, "allreduce: mode must be graph or eager, not '%.20s'", mode);
+        rc = error_set(err, RS_EUSAGE, "mode must be graph or eager, not '%.20s'", mode);
     if (rc != RS_OK)
         return rc;
     json_t *o = timing_allreduce_json(e->timing, mode != NULL ? mode[0] == 'g' : timing_mode(e->timing));
@@ -103,7 +103,7 @@ static enum rs_result msg_ledger(struct engine *e, struct msg *m, struct args *a
     args_u32(a, "limit", 1, UINT32_MAX, &limit);
     enum rs_result rc = args_end(a);
     if (rc == RS_OK)
-        rc = msg_need_model(e, "ledger", err);
+        rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     const struct program *p = &e->rt->prog;
@@ -132,7 +132,7 @@ static enum rs_result msg_program(struct engine *e, struct msg *m, struct args *
     args_str(a, "site", &site);
     enum rs_result rc = args_end(a);
     if (rc == RS_OK)
-        rc = msg_need_model(e, "program", err);
+        rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     const struct program *p = &e->rt->prog;

@@ -24,7 +24,7 @@ bool msg_read_rank(struct engine *e, struct args *a, int *rank)
         return true;
     }
     if (a->rc == RS_OK)
-        a->rc = error_set(a->err, RS_EUSAGE, "%s: rank must be \"all\" or 0 to %u", a->method, e->rt->cfg.ranks - 1);
+        a->rc = error_set(a->err, RS_EUSAGE, "rank must be \"all\" or 0 to %u", e->rt->cfg.ranks - 1);
     return false;
 }
 
@@ -35,7 +35,7 @@ bool msg_read_site(struct args *a, bool needed, const char *preset, char out[OP_
     if (needed)
         args_need(a, given, "site");
     if (s != NULL && strlen(s) >= OP_SITE_MAX && a->rc == RS_OK)
-        a->rc = error_set(a->err, RS_EUSAGE, "%s: a site pattern has at most %d characters", a->method, OP_SITE_MAX - 1);
+        a->rc = error_set(a->err, RS_EUSAGE, "a site pattern has at most %d characters", OP_SITE_MAX - 1);
     if (a->rc == RS_OK && s != NULL)
         snprintf(out, OP_SITE_MAX, "%s", s);
     return given;
@@ -50,7 +50,7 @@ static uint8_t bits_of(struct args *a, const char *what)
         if (strcmp(KINDS[i].name, what) == 0)
             return KINDS[i].bits;
     if (a->rc == RS_OK)
-        a->rc = error_set(a->err, RS_EUSAGE, "%s: what must be stats, hash, values or copy, not '%.20s'", a->method, what);
+        a->rc = error_set(a->err, RS_EUSAGE, "'what' must be stats, hash, values or copy, not '%.20s'", what);
     return 0;
 }
 
@@ -69,7 +69,7 @@ static enum rs_result msg_tap(struct engine *e, struct msg *m, struct args *a, s
     struct observe_spec s = {.cond = OBSERVE_NONE};
     const char *what = "stats";
     uint32_t out = 0, n = 8, id, sites;
-    enum rs_result rc = msg_need_model(e, "probe.tap", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     msg_read_site(a, true, NULL, s.glob);
@@ -107,7 +107,7 @@ static enum rs_result parse_cond(const char *text, struct observe_spec *s, struc
                 return RS_OK;
         }
     }
-    return error_set(err, RS_EUSAGE, "probe.watch: the condition must be nan, inf, allzero, constant, rankdiff, absmax>X or drift>X, not '%.40s'", text);
+    return error_set(err, RS_EUSAGE, "the condition must be nan, inf, allzero, constant, rankdiff, absmax>X or drift>X, not '%.40s'", text);
 }
 
 static enum rs_result msg_watch(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
@@ -115,7 +115,7 @@ static enum rs_result msg_watch(struct engine *e, struct msg *m, struct args *a,
     struct observe_spec s = {.bits = PROBE_STATS};
     const char *cond = NULL, *action = "log";
     uint32_t out = 0, id, sites;
-    enum rs_result rc = msg_need_model(e, "probe.watch", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     msg_read_site(a, false, "*", s.glob);
@@ -126,7 +126,7 @@ static enum rs_result msg_watch(struct engine *e, struct msg *m, struct args *a,
     s.index = (uint8_t)out;
     rc = args_end(a);
     if (rc == RS_OK && strcmp(action, "stop") != 0 && strcmp(action, "log") != 0)
-        rc = error_set(err, RS_EUSAGE, "probe.watch: action must be stop or log, not '%.20s'", action);
+        rc = error_set(err, RS_EUSAGE, "action must be stop or log, not '%.20s'", action);
     s.stop = action[0] == 's';
     if (rc == RS_OK)
         rc = parse_cond(cond, &s, err);
@@ -145,7 +145,7 @@ static enum rs_result disarm(struct engine *e, struct msg *m, struct args *a, bo
         return rc;
     uint32_t n = observe_remove(e, watches, id, by_site ? glob : NULL);
     if (n == 0 && (by_id || by_site))
-        return error_set(err, RS_ENOTFOUND, "%s: nothing of that name is armed", a->method);
+        return error_set(err, RS_ENOTFOUND, "nothing of that name is armed");
     json_object_set_new(m->reply, "removed", json_integer(n));
     json_object_set_new(m->reply, "generation", json_integer((json_int_t)e->patches.now.generation));
     engine_announce(e);
@@ -275,11 +275,11 @@ static enum rs_result read_copy(struct engine *e, struct msg *m, const char *glo
     for (uint32_t i = 0; i < ob->set.n_obs; i++)
         if (ob->obs[i].copied != NULL && plan_glob(glob, runtime_op(e->rt, ob->obs[i].op)->site)) {
             if (o != NULL)
-                return error_set(err, RS_EUSAGE, "probe.read: '%s' names several copies; name one site", glob);
+                return error_set(err, RS_EUSAGE, "'%s' names several copies; name one site", glob);
             o = &ob->obs[i];
         }
     if (o == NULL)
-        return error_set(err, RS_ENOTFOUND, "probe.read: no copy of '%s' is armed (probe.tap with what=copy)", glob);
+        return error_set(err, RS_ENOTFOUND, "no copy of '%s' is armed: tap it with what=copy", glob);
     const struct op *op = runtime_op(e->rt, o->op);
     const struct op_ref *r = &op->out[o->index];
     struct tensor part[RS_MAX_RANKS] = {{.data = NULL}}, t = {.data = NULL};
@@ -315,7 +315,7 @@ static enum rs_result msg_read(struct engine *e, struct msg *m, struct args *a, 
     const char *what = "stats";
     uint32_t steps = 1, slots[PROBE_STEPS];
     int rank = -1;
-    enum rs_result rc = msg_need_model(e, "probe.read", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     msg_read_site(a, false, "*", glob);
@@ -344,7 +344,7 @@ static enum rs_result msg_read(struct engine *e, struct msg *m, struct args *a, 
     }
     if (json_array_size(sites) == 0) {
         json_decref(sites);
-        return error_set(err, RS_ENOTFOUND, "probe.read: no armed site matches '%s'", glob);
+        return error_set(err, RS_ENOTFOUND, "no armed site matches '%s'", glob);
     }
     json_object_set_new(m->reply, "sites", sites);
     return RS_OK;

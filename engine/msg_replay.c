@@ -275,7 +275,7 @@ static enum rs_result ids_with_room(struct engine *e, struct args *a, uint32_t m
     size_t count = 0;
     enum rs_result rc = a->rc == RS_OK ? msg_read_ids(e, a, &ids, &count, err) : a->rc;
     if (rc == RS_OK && (count == 0 || count + more > e->model->hp.context))
-        rc = error_set(err, RS_EUSAGE, "%s: %zu tokens, expected 1 to %u", a->method, count, e->model->hp.context - more);
+        rc = error_set(err, RS_EUSAGE, "%zu tokens, expected 1 to %u", count, e->model->hp.context - more);
     int32_t *p = rc == RS_OK ? realloc(ids, (count + more + 1) * sizeof *p) : NULL;
     if (rc == RS_OK && p == NULL)
         rc = error_set(err, RS_ENOMEM, "out of memory for the tokens");
@@ -297,7 +297,7 @@ static enum rs_result msg_replay(struct engine *e, struct msg *m, struct args *a
     uint32_t n = 0, decode = 2;
     float tolerance;
     json_t *config = NULL;
-    enum rs_result rc = msg_need_model(e, "replay", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     msg_read_site(a, false, "*", glob);
@@ -309,7 +309,7 @@ static enum rs_result msg_replay(struct engine *e, struct msg *m, struct args *a
     if (rc == RS_OK)
         rc = args_end(a);
     if (rc == RS_OK)
-        rc = capture_config(e, "replay", config, &cfg, err);
+        rc = capture_config(e, config, &cfg, err);
     if (rc == RS_OK)
         rc = capture_open(e, &cfg, glob, CAPTURE_INPUTS, n + decode, n < capture_chunk(e) ? n : capture_chunk(e), &r.c, err);
     if (rc == RS_OK) {
@@ -342,7 +342,7 @@ static enum rs_result msg_hparams(struct engine *e, struct msg *m, struct args *
     uint32_t wrong = 0;
     enum rs_result rc = args_end(a);
     if (rc == RS_OK)
-        rc = msg_need_model(e, "hparams.check", err);
+        rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     const struct hparams *hp = &e->model->hp;

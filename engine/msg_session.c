@@ -21,7 +21,7 @@ static struct session *need(struct engine *e, struct args *a)
     args_need(a, args_u32(a, "session", 1, UINT32_MAX, &id), "session");
     struct session *x = a->rc == RS_OK ? *find(e, id) : NULL;
     if (a->rc == RS_OK && x == NULL)
-        a->rc = error_set(a->err, RS_ENOTFOUND, "%s: no session %u", a->method, id);
+        a->rc = error_set(a->err, RS_ENOTFOUND, "there is no session %u", id);
     return x;
 }
 

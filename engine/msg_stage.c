@@ -21,10 +21,10 @@ static enum rs_result msg_load(struct engine *e, struct msg *m, struct args *a, 
     enum rs_result rc = args_end(a);
     const enum stage_language language = rc == RS_OK ? stage_language(e, r.path) : STAGE_UNKNOWN;
     if (rc == RS_OK && language == STAGE_UNKNOWN)
-        rc = error_set(err, RS_EUNSUPPORTED, "patch.load: %.200s: a name that ends in .c, .cu%s%s expected", r.path, e->host != NULL ? " or " : "",
+        rc = error_set(err, RS_EUNSUPPORTED, "%.200s: a name that ends in .c, .cu%s%s expected", r.path, e->host != NULL ? " or " : "",
                        e->host != NULL ? e->host->suffix : "");
     if (rc == RS_OK && e->rt != NULL && (language == STAGE_CUDA) != (e->rt->cfg.backend == BACKEND_CUDA))
-        rc = error_set(err, RS_EUNSUPPORTED, "patch.load: %.200s: %s", r.path, language == STAGE_CUDA
+        rc = error_set(err, RS_EUNSUPPORTED, "%.200s: %s", r.path, language == STAGE_CUDA
                                                                  ? "files in CUDA C are for the CUDA backend"
                                                                  : "it would run on the CPU backend only; the CUDA backend takes files in CUDA C, whose names end in .cu");
     if (rc == RS_OK)
@@ -91,8 +91,8 @@ static enum rs_result find_user(struct engine *e, const char *impl, const struct
         return error_set(err, RS_EUNSUPPORTED, "patch.shadow runs on the CPU backend only");
     *out = patch_find_user(e->patches.registry, impl);
     if (*out == NULL)
-        return error_set(err, RS_ENOTFOUND, "patch.shadow: no loaded implementation '%.40s' (patch.load)", impl);
-    return (*out)->gpus ? error_set(err, RS_EUNSUPPORTED, "patch.shadow: %s is for GPUs", (*out)->name) : RS_OK;
+        return error_set(err, RS_ENOTFOUND, "no implementation '%.40s' was loaded", impl);
+    return (*out)->gpus ? error_set(err, RS_EUNSUPPORTED, "%s is for GPUs", (*out)->name) : RS_OK;
 }
 
 static enum rs_result msg_shadow(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
@@ -104,7 +104,7 @@ static enum rs_result msg_shadow(struct engine *e, struct msg *m, struct args *a
     int32_t *ids = NULL, *room;
     size_t n = 0;
     uint32_t steps = 4;
-    enum rs_result rc = msg_need_model(e, "patch.shadow", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     args_need(a, args_str(a, "impl", &impl), "impl");
@@ -114,15 +114,15 @@ static enum rs_result msg_shadow(struct engine *e, struct msg *m, struct args *a
     if (rc == RS_OK)
         rc = args_end(a);
     if (rc == RS_OK && (n == 0 || n > capture_chunk(e) || n + steps > e->model->hp.context))
-        rc = error_set(err, RS_EUSAGE, "patch.shadow: %zu tokens, expected 1 to %u", n, capture_chunk(e));
+        rc = error_set(err, RS_EUSAGE, "%zu tokens, expected 1 to %u", n, capture_chunk(e));
     if (rc == RS_OK)
         rc = find_user(e, impl, &t.user, err);
     if (rc == RS_OK && (room = realloc(ids, (n + steps + 1) * sizeof *ids)) != NULL)
         ids = room;
     else if (rc == RS_OK)
-        rc = error_set(err, RS_ENOMEM, "patch.shadow: out of memory");
+        rc = error_set(err, RS_ENOMEM, "out of memory");
     if (rc == RS_OK)
-        rc = capture_config(e, "patch.shadow", NULL, &cfg, err);
+        rc = capture_config(e, NULL, &cfg, err);
     if (rc == RS_OK)
         rc = capture_open(e, &cfg, glob, CAPTURE_INPUTS, (uint32_t)n + steps, (uint32_t)n, &t.c, err);
     if (rc == RS_OK) {
@@ -132,7 +132,7 @@ static enum rs_result msg_shadow(struct engine *e, struct msg *m, struct args *a
     }
     free(ids);
     if (rc == RS_OK && t.compared == 0)
-        rc = error_set(err, RS_ENOTFOUND, "patch.shadow: no op of kind %s at '%s'", op_kind_name(t.user->impl.kind), glob);
+        rc = error_set(err, RS_ENOTFOUND, "no op of kind %s at '%s'", op_kind_name(t.user->impl.kind), glob);
     if (rc != RS_OK) {
         json_decref(t.ops);
         return rc;
@@ -153,7 +153,7 @@ static enum rs_result msg_live(struct engine *e, struct msg *m, struct args *a, 
     char glob[OP_SITE_MAX];
     uint32_t steps = 64;
     const struct patch_user *user = NULL;
-    enum rs_result rc = msg_need_model(e, "patch.live", err);
+    enum rs_result rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     args_need(a, args_str(a, "impl", &impl), "impl");
@@ -198,9 +198,9 @@ static enum rs_result msg_promote(struct engine *e, struct msg *m, struct args *
     enum rs_result rc = args_end(a);
     const struct patch_user *user = shadow_user(e, &glob, &worst, &compared);
     if (rc == RS_OK && (user == NULL || compared == 0))
-        rc = error_set(err, RS_ESTATE, "patch.promote: %s", user == NULL ? "nothing was shadowed (patch.live)" : "nothing has been compared yet");
+        rc = error_set(err, RS_ESTATE, "%s", user == NULL ? "nothing was shadowed" : "nothing has been compared yet");
     if (rc == RS_OK && worst > (double)limit)
-        rc = error_set(err, RS_ESTATE, "patch.promote: %s is apart by %.2g, more than %.2g", user->name, worst, (double)limit);
+        rc = error_set(err, RS_ESTATE, "%s is apart by %.2g, more than %.2g", user->name, worst, (double)limit);
     if (rc == RS_OK)
         rc = msg_patch_apply(e, m, "user", user->name, glob, err);
     if (rc != RS_OK)

@@ -11,7 +11,7 @@ enum rs_result msg_check_capturable(const struct engine *e, const struct choice 
 /* Make slot=impl at a site (NULL: all) current, as patch.set does, and fill m->reply. */
 enum rs_result msg_patch_apply(struct engine *e, struct msg *m, const char *slot, const char *impl, const char *site, struct rs_error *err);
 /* RS_ESTATE unless a model is open. */
-enum rs_result msg_need_model(const struct engine *e, const char *method, struct rs_error *err);
+enum rs_result msg_need_model(const struct engine *e, struct rs_error *err);
 /* "rank": a number or "all" (-1, also when absent). The model must be open. false with a->rc set when it is off. */
 bool msg_read_rank(struct engine *e, struct args *a, int *rank);
 /* "site", a glob; preset (may be NULL) where it is absent. Returns whether it was given. */

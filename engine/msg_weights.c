@@ -11,7 +11,7 @@ static enum rs_result msg_list(struct engine *e, struct msg *m, struct args *a, 
     args_str(a, "tensors", &glob);
     enum rs_result rc = args_end(a);
     if (rc == RS_OK)
-        rc = msg_need_model(e, "weights.list", err);
+        rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     json_object_set_new(m->reply, "tensors", donor_tensors_json(e, glob));
@@ -27,14 +27,14 @@ static enum rs_result msg_load(struct engine *e, struct msg *m, struct args *a, 
     args_need(a, args_str(a, "path", &path), "path");
     enum rs_result rc = args_end(a);
     if (rc == RS_OK)
-        rc = msg_need_model(e, "weights.load", err);
+        rc = msg_need_model(e, err);
     if (rc != RS_OK)
         return rc;
     json_t *tensors = donor_tensors_json(e, glob);
     size_t n = json_array_size(tensors);
     json_decref(tensors);
     if (n == 0)
-        return error_set(err, RS_ENOTFOUND, "weights.load: no tensor matches '%.40s'", glob);
+        return error_set(err, RS_ENOTFOUND, "no tensor matches '%.40s'", glob);
     uint32_t before = e->model->n_donors;
     const struct runtime *rt = e->rt;
     rc = donor_open(e, path, &d, err);

@@ -63,9 +63,9 @@ static const struct patch_slot PATCH_SLOTS[SLOT_COUNT] = {
                     {{"off", "nobody is late on purpose"}}},
     [SLOT_HIDDEN] = {"nextn.hidden", PATCH_RECAPTURE, K(HIDDEN), false, "the hidden state that the NextN block drafts from",
                      {{"normed", "after the last norm"}, {"raw", "the residual stream itself: how DeepSeek's paper reads"}}},
-    [SLOT_USER] = {"user", PATCH_RECAPTURE, PATCHABLE, true, "implementations loaded from files (patch.load): each takes over ops of its own kind",
+    [SLOT_USER] = {"user", PATCH_RECAPTURE, PATCHABLE, true, "implementations loaded from files: each takes over ops of its own kind",
                    {{"off", "none"}}},
-    [SLOT_WEIGHTS] = {"weights", PATCH_RELOAD, 0, true, "tensors taken from other model files (weights.load), by patterns of their names",
+    [SLOT_WEIGHTS] = {"weights", PATCH_RELOAD, 0, true, "tensors taken from other model files, by patterns of their names",
                       {{"file", "as they stand in the model's own file"}}},
 };
 

@@ -354,8 +354,8 @@ enum rs_result shadow_start(struct engine *e, const struct patch_user *user, con
         ok = add_op(s, &p->ops[i], &bytes);
     }
     enum rs_result rc = !ok ? error_set(err, RS_ENOMEM, "out of memory for a shadow")
-                        : sites == 0 ? error_set(err, RS_ENOTFOUND, "patch.shadow: no op of kind %s at '%s'", op_kind_name(user->impl.kind), glob)
-                        : bytes > MAX_BYTES ? error_set(err, RS_EUSAGE, "patch.shadow: keeping these sites would take more than %llu MiB; name fewer",
+                        : sites == 0 ? error_set(err, RS_ENOTFOUND, "no op of kind %s at '%s'", op_kind_name(user->impl.kind), glob)
+                        : bytes > MAX_BYTES ? error_set(err, RS_EUSAGE, "keeping these sites would take more than %llu MiB; name fewer",
                                                         (unsigned long long)(MAX_BYTES >> 20)) : RS_OK;
     if (rc != RS_OK) {
         free_obs(s, e->rt->cfg.ranks);

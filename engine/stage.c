@@ -141,7 +141,7 @@ static enum rs_result spawn(struct stage *s, const char *data, struct rs_error *
     extern char **environ;
     snprintf(log, sizeof log, "%s/log", s->dir);
     if (itself && !program(compiler))
-        return error_set(err, RS_EIO, "patch.load: cannot find this program's file: %s", strerror(errno));
+        return error_set(err, RS_EIO, "cannot find this program's file: %s", strerror(errno));
     if (!itself)
         snprintf(compiler, sizeof compiler, "%s", cc != NULL && *cc != '\0' && strchr(cc, ' ') == NULL ? cc : "cc");
     snprintf(folder, sizeof folder, "%s", data);
@@ -158,7 +158,7 @@ static enum rs_result spawn(struct stage *s, const char *data, struct rs_error *
     int rc = posix_spawn(&s->pid, "/bin/sh", &fa, &at, argv, environ);
     posix_spawn_file_actions_destroy(&fa);
     posix_spawnattr_destroy(&at);
-    return rc == 0 ? RS_OK : error_set(err, RS_EIO, "patch.load: cannot start a process: %s", strerror(rc));
+    return rc == 0 ? RS_OK : error_set(err, RS_EIO, "cannot start a process: %s", strerror(rc));
 }
 
 enum rs_result stage_start(struct engine *e, const struct stage_request *r, struct rs_error *err)
@@ -166,14 +166,14 @@ enum rs_result stage_start(struct engine *e, const struct stage_request *r, stru
     char data[PATH_MAX];
     const char *tmp = getenv("TMPDIR");
     if (e->stage != NULL)
-        return error_set(err, RS_ESTATE, "patch.load: %s is still being staged", e->stage->path);
+        return error_set(err, RS_ESTATE, "%s is still being staged", e->stage->path);
     if (e->patches.registry->n == PATCH_MAX_USER)
-        return error_set(err, RS_ESTATE, "patch.load: %d patches were loaded already, and none is ever unloaded; restart the engine", PATCH_MAX_USER);
+        return error_set(err, RS_ESTATE, "%d patches were loaded already, and none is ever unloaded; restart the engine", PATCH_MAX_USER);
     if (data_folder(data) == NULL)
-        return error_set(err, RS_EIO, "patch.load: engine/patch_api.h and scripts/patches are not installed (RANKSCOPE_DATADIR can name their folder)");
+        return error_set(err, RS_EIO, "engine/patch_api.h and scripts/patches are not installed (RANKSCOPE_DATADIR can name their folder)");
     struct stage *s = calloc(1, sizeof *s);
     if (s == NULL)
-        return error_set(err, RS_ENOMEM, "patch.load: out of memory");
+        return error_set(err, RS_ENOMEM, "out of memory");
     s->slot = r->slot;
     s->id = r->id;
     s->activate = r->activate;

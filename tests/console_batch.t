@@ -90,6 +90,7 @@ says "/think" '/think off' '^0:think: default -> off$'
 feed "/think off
 Hi"
 tap_like "/think off: the request" "$log" '</think>","special":true\}\]'
+says "/seed is a whole number, however long" '/seed 9007199254740991' '^0:seed: default -> 9007199254740991$'
 says "/temp" '/temp 0.7' '^0:temp: 0 -> 0.7$'
 says "/top_k default" "/top_k 40
 /top_k default" '^top_k: 40 -> default$'

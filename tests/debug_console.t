@@ -103,11 +103,11 @@ tap_eq "a tensor of the very first step can be read" "$out" "256	1"
 refuses "/continue without a stop" /continue "the engine is not stopped"
 refuses "/step 0" "/step 0" "usage: /step [N]"
 refuses "/watch without a condition" "/watch blk.0" "usage: /watch"
-refuses "/print of nothing that is there" "/print nonsense" "error: tensor.read: no step has run yet"
+refuses "/print of nothing that is there" "/print nonsense" "error: no step has run yet"
 deep=$TEST_SCRATCH/a-path-that-is-longer-than-Lua-shows-of-it-in-the-place-of-an-error
 ln -s "$RANKSCOPE_DATADIR" "$deep"
 out=$(echo "/print nonsense" | RANKSCOPE_DATADIR=$deep "$abs_builddir/rankscope" --ranks 2 2>&1)
-says "nor is the place shown where the library lies deep" "error: tensor.read: no step has run yet"
+says "nor is the place shown where the library lies deep" "error: no step has run yet"
 refuses "/diff of one" "/diff mode=eager" "usage: /diff A B"
 refuses "/poke without a stop" "/poke output.norm 1" "stop"
 refuses "/poke of a word" "/poke output.norm many" "VALUE is a number, nan, inf or -inf"

@@ -155,6 +155,7 @@ shell_tests = \
 	tests/boundaries.t \
 	tests/console_batch.t \
 	tests/console_cli.t \
+	tests/console_errors.t \
 	tests/console_golden.t \
 	tests/console_kill.t \
 	tests/console_man.t \
