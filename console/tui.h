@@ -82,6 +82,7 @@ struct tui {
     struct tui_text chat, log;
     struct tui_data data;
     struct tui_list lists[TUI_PANELS];
+    json_int_t request, stopping; /* Requests: the stream that is selected, wherever it moves to; the one that was stopped last; 0: none */
     enum tui_ops_order order;
     char filter[64];
     int candidate;       /* patches: the implementation that Enter would choose, counted from the current one */
@@ -238,8 +239,11 @@ void tui_list_fit(struct tui_list *l, int n, int h);
 /* The op that is selected; NULL: none. Borrowed from the last ledger. */
 const json_t *tui_selected_op(struct tui *t);
 
-/* The stream that is selected in Requests; 0: none. */
-json_int_t tui_selected_request(struct tui *t);
+/* The stream that is selected in Requests, 0: none. *gone: the one that was selected has ended (or is out of sight), this one is in its place. */
+json_int_t tui_selected_request(struct tui *t, bool *gone);
+
+/* The row was chosen by a person: the selection follows what stands there. */
+void tui_select_request(struct tui *t);
 
 /* tui_requests.c: the notebook's text: claims that no longer hold or were made under other patches first. A tui_custom_fn. */
 char *tui_notebook(struct con *con, void *ctx, int rows, int cols);

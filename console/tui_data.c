@@ -25,7 +25,7 @@ static const struct {
 
 void tui_data_init(struct tui_data *d, struct con *con)
 {
-    *d = (struct tui_data){.con = con, .seen_generation = UINT64_MAX};
+    *d = (struct tui_data){.con = con, .seen_generation = UINT64_MAX, .requests = TUI_REQUESTS_LEAST};
 }
 
 void tui_data_fini(struct tui_data *d)
@@ -107,6 +107,11 @@ bool tui_data_ask(struct tui_data *d, enum tui_ask what, const char *method, jso
     return sent;
 }
 
+static json_t *ask_args(const struct tui_data *d, enum tui_ask what)
+{
+    return what == TUI_ASK_REQUESTS ? json_pack("{s:i}", "limit", d->requests) : NULL;
+}
+
 bool tui_data_tick(struct tui_data *d, uint64_t now_us, uint64_t *next_us)
 {
     struct con *con = d->con;
@@ -144,7 +149,7 @@ bool tui_data_tick(struct tui_data *d, uint64_t now_us, uint64_t *next_us)
         bool first = i == TUI_ASK_PATCHES && a->next_us == 0; /* completion and the status line want it too */
         if (s_asks[i].every_ms == 0 || !(d->wanted[i] || first))
             continue;
-        if (a->id == 0 && now_us >= a->next_us && tui_data_ask(d, (enum tui_ask)i, s_asks[i].method, NULL, now_us))
+        if (a->id == 0 && now_us >= a->next_us && tui_data_ask(d, (enum tui_ask)i, s_asks[i].method, ask_args(d, (enum tui_ask)i), now_us))
             a->next_us = now_us + s_asks[i].every_ms * 1000;
         else if (a->id == 0 && a->next_us > now_us && a->next_us < *next_us)
             *next_us = a->next_us;

@@ -38,6 +38,8 @@ struct tui_asked {
     char *error;   /* why the last one failed, or NULL */
 };
 
+#define TUI_REQUESTS_LEAST 100 /* that are asked for, however few are in sight */
+
 struct tui_data {
     struct con *con;
     const struct rs_engine *engine; /* whose figures these are */
@@ -47,6 +49,7 @@ struct tui_data {
     struct tui_series tok_per_s, step_ms, allreduce_us[RS_MAX_RANKS];
     struct tui_asked asked[TUI_ASKS];
     bool wanted[TUI_ASKS];
+    int requests; /* how many of them to ask for */
 };
 
 void tui_data_init(struct tui_data *d, struct con *con);

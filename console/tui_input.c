@@ -79,6 +79,8 @@ static void move_list(struct tui *t, int panel, int by)
     if (l->selected < 0)
         l->selected = 0;
     t->candidate = 1;
+    if (panel == TUI_REQUESTS)
+        tui_select_request(t);
 }
 
 void tui_input_scroll(struct tui *t, int panel, int rows)
@@ -114,6 +116,7 @@ static int page(const struct tui *t)
 {
     int h = t->overlay != TUI_OVERLAY_NONE ? t->grid.rows / 2
             : t->focus == TUI_PROMPT       ? t->layout.inner[TUI_CHAT].h
+            : t->focus == TUI_REQUESTS     ? t->layout.inner[TUI_REQUESTS].h - 1
                                            : t->layout.inner[t->focus].h;
     return h > 2 ? h - 1 : 1;
 }
@@ -296,11 +299,18 @@ static void breakpoint(struct tui *t)
 
 static void stop_request(struct tui *t)
 {
-    json_int_t stream = tui_selected_request(t);
+    bool gone;
+    json_int_t before = t->request, stream = tui_selected_request(t, &gone);
     if (stream == 0) {
         tui_say(t, true, "no request is selected");
         return;
     }
+    if (gone) { /* nothing else is to be stopped in its place */
+        tui_say(t, true, "request %lld is over; x again stops %lld", (long long)before, (long long)stream);
+        tui_select_request(t);
+        return;
+    }
+    t->stopping = stream;
     snprintf(t->action, sizeof t->action, "stop request %lld", (long long)stream);
     send_action(t, "cancel", json_pack("{s:I}", "stream", stream));
 }

@@ -34,12 +34,14 @@ static void click_row(struct tui *t, int panel, int y)
 {
     struct tui_list *l = &t->lists[panel];
     const struct grid_rect *r = &t->layout.inner[panel];
-    int row = l->top + y - r->y - 1;
-    if ((panel != TUI_OPS && panel != TUI_PATCHES && panel != TUI_RANKS && panel != TUI_REQUESTS) || y <= r->y || row >= l->n || y - r->y - 1 >= l->h)
+    int first = r->y + (panel == TUI_REQUESTS ? 2 : 1), row = l->top + y - first; /* below the titles */
+    if ((panel != TUI_OPS && panel != TUI_PATCHES && panel != TUI_RANKS && panel != TUI_REQUESTS) || y < first || row >= l->n || y - first >= l->h)
         return;
     bool again = t->focus == panel && l->selected == row;
     l->selected = row;
     t->candidate = 1;
+    if (panel == TUI_REQUESTS)
+        tui_select_request(t);
     if (again && panel == TUI_OPS)
         tui_op_open(t);
 }

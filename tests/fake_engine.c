@@ -193,6 +193,8 @@ static void directive(struct rs_engine *e, char *line)
         json_object_set_new(s, "model", script_json(rest, copy));
     } else if (strcmp(name, "reply") == 0 && sscanf(rest, "%31s %n", method, &m) == 1 && m > 0) {
         json_object_set_new(json_object_get(s, "replies"), method, script_json(rest + m, copy));
+    } else if (strcmp(name, "first") == 0 && sscanf(rest, "%31s %31s %n", code, method, &m) == 2 && m > 0) {
+        json_object_set_new(json_object_get(s, "firsts"), method, json_pack("[i, o]", atoi(code), script_json(rest + m, copy)));
     } else if (strcmp(name, "fail") == 0 && sscanf(rest, "%31s %31s %n", method, code, &m) == 2 && m > 0) {
         json_object_set_new(json_object_get(s, "fails"), method, json_pack("[s, s]", code, rest + m));
     } else if ((strcmp(name, "lost") == 0 || strcmp(name, "log") == 0) && sscanf(rest, "%31s %n", code, &m) == 1 && m > 0) {
@@ -212,7 +214,7 @@ static void directive(struct rs_engine *e, char *line)
 static void read_script(struct rs_engine *e)
 {
     const char *path = getenv("RANKSCOPE_FAKE");
-    e->script = json_pack("{s:[], s:[], s:{}, s:{}}", "answers", "gates", "replies", "fails");
+    e->script = json_pack("{s:[], s:[], s:{}, s:{}, s:{}}", "answers", "gates", "replies", "firsts", "fails");
     FILE *f = path != NULL ? fopen(path, "r") : NULL;
     if (path != NULL && f == NULL)
         bad_script(path);

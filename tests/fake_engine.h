@@ -14,6 +14,7 @@
  *   done JSON              members to put into every DONE object
  *   model JSON             members to put into info.model
  *   reply METHOD JSON      answer METHOD with this from now on
+ *   first N METHOD JSON    but with this the first N times
  *   fail METHOD CODE TEXT  let METHOD fail, CODE as in rs_result_name() with '-' for ' '
  *   lost N TEXT            the engine is gone after N tokens of an answer
  *   log LEVEL TEXT         a log event with the next answer
@@ -41,7 +42,7 @@ struct rs_engine {
     uint32_t last_id;
     bool lost;
 
-    json_t *script; /* {"answers":[],"replies":{method: json},"fails":{method: [code, text]},...} */
+    json_t *script; /* {"answers":[],"replies":{method: json},"firsts":{method: [n, json]},"fails":{method: [code, text]},...} */
     json_t *info;   /* NULL model: none open */
     json_t *slots, *journal;
     json_t *sessions; /* id: {"data","stream"} */

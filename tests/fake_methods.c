@@ -460,6 +460,12 @@ static bool check(struct rs_engine *e, uint32_t id, const char *method, const js
 /* What the script says about this method goes before everything else. */
 static bool scripted(struct rs_engine *e, uint32_t id, const char *method)
 {
+    json_t *first = json_object_get(json_object_get(e->script, "firsts"), method), *left = json_array_get(first, 0);
+    if (json_integer_value(left) > 0) {
+        json_integer_set(left, json_integer_value(left) - 1);
+        reply(e, id, json_deep_copy(json_array_get(first, 1)));
+        return true;
+    }
     json_t *r = json_object_get(json_object_get(e->script, "replies"), method),
            *f = json_object_get(json_object_get(e->script, "fails"), method);
     if (r != NULL)
