@@ -5,6 +5,16 @@
 unset MAKEFLAGS MFLAGS MAKELEVEL
 jobs=$(nproc 2>/dev/null || echo 2)
 
+# setup_help ARGUMENT...: prints the head of the script that calls it, and ends, if that is what is asked for.
+setup_help() {
+    case ${1-} in
+    -h | --help)
+        sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+        exit 0
+        ;;
+    esac
+}
+
 # setup_step TEXT LOG COMMAND...: runs the command with its output in LOG; shows the end of that if it fails.
 setup_step() {
     step_text=$1 step_log=$2
