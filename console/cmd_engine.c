@@ -10,6 +10,7 @@
 
 #include "console/cmd_list.h"
 #include "console/daemon.h"
+#include "console/js.h"
 #include "console/sig.h"
 #include "lua/scr_op.h"
 
@@ -64,6 +65,7 @@ static enum exit_status exec_engine(const struct cmd_entry *self, const struct o
     struct rs_local_params params = {.workers = (unsigned)opt_int(v, "workers", 0),
                                      .isa = opt_string(v, "isa", NULL),
                                      .host = scr_op_host(),
+                                     .json_failures = js_failures,
                                      .hosts = opt_string(v, "hosts", NULL),
                                      .launch = opt_string(v, "launch", NULL),
                                      .host_timeout = (unsigned)opt_int(v, "host-timeout", 0),

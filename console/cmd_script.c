@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "console/js.h"
 #include "console/paths.h"
 #include "console/sig.h"
 #include "console/script.h"
@@ -36,7 +37,7 @@ enum exit_status script_run(const char *file, const char *code, int argc, char *
     bool seen = false;
     struct scr_script *s = NULL;
     struct rs_error err;
-    struct scr_host host = {.ctx = &seen, .interrupted = interrupted, .default_model = model};
+    struct scr_host host = {.ctx = &seen, .interrupted = interrupted, .default_model = model, .json_failures = js_failures};
     enum rs_result rc = RS_ENOTFOUND;
     if (lua == NULL) {
         fputs("rankscope: the Lua library is not installed (lua/rs.lua)\n", stderr);

@@ -58,6 +58,7 @@ enum rs_result con_start_local(struct con *con, const struct rs_local_params *pa
 {
     struct rs_local_params p = params != NULL ? *params : (struct rs_local_params){0};
     p.host = scr_op_host();
+    p.json_failures = js_failures;
     enum rs_result r = rs_engine_local(&p, &con->engine, err);
     return r == RS_OK ? con_hello(con, NULL, err) : r;
 }

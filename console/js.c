@@ -3,6 +3,7 @@
 #include "console/js.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -106,4 +107,24 @@ json_t *js_text(const char *text, size_t len)
     v = json_stringn(b.text != NULL ? b.text : "", b.len);
     buf_fini(&b);
     return v;
+}
+
+static atomic_ulong s_failures;
+
+static void *counted_malloc(size_t n)
+{
+    void *p = malloc(n);
+    if (p == NULL && n != 0)
+        atomic_fetch_add(&s_failures, 1);
+    return p;
+}
+
+void js_count_failures(void)
+{
+    json_set_alloc_funcs(counted_malloc, free);
+}
+
+unsigned long js_failures(void)
+{
+    return atomic_load(&s_failures);
 }

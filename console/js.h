@@ -31,4 +31,8 @@ char *js_dump(const json_t *value, size_t flags);
 /* A JSON string of text; bytes that are no UTF-8 become U+FFFD. New reference. */
 json_t *js_text(const char *text, size_t len);
 
+/* Count from now on how often the JSON library finds no memory: before anything else in a program. */
+void js_count_failures(void);
+unsigned long js_failures(void); /* so far; any thread */
+
 #endif

@@ -10,6 +10,7 @@
 
 #include "console/cmd.h"
 #include "console/cmd_list.h"
+#include "console/js.h"
 #include "console/near.h"
 #include "console/script.h"
 #include "console/sig.h"
@@ -33,6 +34,7 @@ static int unknown(const char *word)
 int main(int argc, char **argv)
 {
     const char *first = argc > 1 ? argv[1] : "";
+    js_count_failures();
     setlocale(LC_ALL, "");
     setlocale(LC_NUMERIC, "C"); /* numbers are for programs too */
     if (!sig_init()) {

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "console/fail.h"
+#include "console/js.h"
 #include "console/paths.h"
 #include "console/rcmd_list.h"
 #include "console/rcmd_lua.h"
@@ -118,7 +119,8 @@ static enum rs_result state_of(struct con *con, struct rs_error *err)
         return fail_set(err, RS_ENOTFOUND, "the Lua library is not installed (lua/rs.lua)");
     *strrchr(lua, '/') = '\0';
     struct scr_host host = {.ctx = con, .print = print, .interrupted = interrupted, .engine = engine, .event = event, .reserved = reserved,
-                            .key = key, .unkey = unkey, .panel = panel, .panel_text = panel_text, .turns = true, .default_model = con->script_model};
+                            .key = key, .unkey = unkey, .panel = panel, .panel_text = panel_text, .turns = true, .default_model = con->script_model,
+                            .json_failures = js_failures};
     enum rs_result rc = scr_script_open(&host, lua, &con->script, err);
     free(lua);
     if (rc == RS_OK)

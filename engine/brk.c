@@ -80,8 +80,9 @@ json_t *brk_where_json(const struct engine *e)
 /* Serve messages until told to go on. */
 static void hold(struct engine *e)
 {
+    const unsigned long failures = engine_json_failures(e);
     json_t *o = brk_where_json(e);
-    char *text = json_dumps(o, JSON_COMPACT);
+    char *text = engine_json_text(e, o, failures);
     server_event(e->server, -1, RS_EVENT_STOPPED, RS_OK, 0, text, NULL, 0);
     free(text);
     json_decref(o);

@@ -46,6 +46,7 @@ enum rs_result engine_open(const struct rs_local_params *params, const char *nam
     snprintf(e->name, sizeof e->name, "%s", name);
     e->workers = params != NULL && params->workers != 0 ? params->workers : cores > 0 ? (unsigned)cores : 1;
     e->host = params != NULL ? params->host : NULL;
+    e->json_failures = params != NULL ? params->json_failures : NULL;
     e->page_fd = -1;
     e->graph = e->guard = true;
     e->next_stream = e->next_session = 1;
@@ -68,6 +69,20 @@ enum rs_result engine_open(const struct rs_local_params *params, const char *nam
     }
     *out = e;
     return RS_OK;
+}
+
+unsigned long engine_json_failures(const struct engine *e)
+{
+    return e->json_failures != NULL ? e->json_failures() : 0;
+}
+
+char *engine_json_text(const struct engine *e, const json_t *o, unsigned long failures)
+{
+    char *s = json_dumps(o, JSON_COMPACT);
+    if (engine_json_failures(e) == failures)
+        return s;
+    free(s);
+    return NULL;
 }
 
 static void drop_sequences(struct engine *e)

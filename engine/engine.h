@@ -63,6 +63,7 @@ struct engine {
     enum krn_isa isa;
     struct pool *pool;
     const struct rs_patch_host *host; /* or NULL */
+    unsigned long (*json_failures)(void); /* or NULL: nobody counts */
     struct server *server;
     struct hosts *hosts;        /* whose processes run steps together with this one; NULL: none */
 
@@ -184,6 +185,10 @@ enum rs_result forward_run(struct engine *e, const int32_t *ids, uint32_t n, str
 /* A LOG event to all. */
 void engine_log(struct engine *e, const char *level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 json_t *engine_state_json(const struct engine *e);
+/* How often the JSON library has failed for want of memory; it does not say of what it makes then that something is missing. */
+unsigned long engine_json_failures(const struct engine *e);
+/* The text of o, which was begun when there had been so many failures; NULL if there was one since. Caller frees. */
+char *engine_json_text(const struct engine *e, const json_t *o, unsigned long failures);
 void engine_announce(struct engine *e); /* STATE event to all */
 uint32_t engine_ctx_used(const struct engine *e);
 

@@ -75,10 +75,14 @@ static enum rs_result carry_out(struct engine *e, struct msg *m, const char *tex
     if (e->hosts != NULL && needs_one_host(method->name))
         return error_set(err, RS_EUNSUPPORTED, "not while ranks are on several hosts; open the model on one");
     size_t n = len - (size_t)(nul + 1 - text);
+    const unsigned long failures = engine_json_failures(e);
     json_error_t je;
     json_t *args = n == 0 ? json_object() : json_loadb(nul + 1, n, 0, &je);
-    if (args == NULL && (n == 0 || json_error_code(&je) == json_error_out_of_memory))
+    /* Where memory ran out the reader may say anything, or leave a character out of a string. */
+    if (engine_json_failures(e) != failures || (args == NULL && (n == 0 || json_error_code(&je) == json_error_out_of_memory))) {
+        json_decref(args);
         return error_set(err, RS_ENOMEM, "out of memory for the arguments");
+    }
     if (!json_is_object(args)) {
         json_decref(args);
         return error_set(err, RS_EUSAGE, "arguments are not a JSON object");
@@ -92,36 +96,39 @@ static enum rs_result carry_out(struct engine *e, struct msg *m, const char *tex
     return rc;
 }
 
+/* What is sent where even an error is too much. */
+#define NO_MEMORY "{\"error\":{\"code\":\"out of memory\",\"message\":\"out of memory for a reply\"}}"
+
+void msg_reply(struct engine *e, const struct msg *m, enum rs_result rc, unsigned long failures, const struct rs_error *err)
+{
+    struct rs_error lost;
+    char *s = rc == RS_OK ? engine_json_text(e, m->reply, failures) : NULL;
+    if (rc == RS_OK && s == NULL) {
+        rc = error_set(&lost, RS_ENOMEM, "it was carried out, but memory ran out for the reply");
+        err = &lost;
+    }
+    if (rc != RS_OK) {
+        json_t *o = json_pack("{s:{s:s,s:s}}", "error", "code", rs_result_name(rc), "message", err->msg);
+        s = json_dumps(o, JSON_COMPACT);
+        json_decref(o);
+    }
+    server_event(e->server, m->slot, RS_EVENT_REPLY, s != NULL ? rc : RS_ENOMEM, m->id, s != NULL ? s : NO_MEMORY, rc == RS_OK ? m->out : NULL,
+                 rc == RS_OK ? m->out_len : 0);
+    free(s);
+    json_decref(m->reply);
+}
+
 void msg_handle(struct engine *e, int slot, uint32_t id, const char *text, size_t len, const void *blob, size_t blob_len)
 {
+    const unsigned long failures = engine_json_failures(e);
     struct msg m = {.slot = slot, .id = id, .blob = blob, .blob_len = blob_len, .reply = json_object()};
     struct rs_error err = {.code = RS_EINTERNAL, .msg = "no reason given"};
     enum rs_result rc = m.reply == NULL ? error_set(&err, RS_ENOMEM, "out of memory for a reply") : carry_out(e, &m, text, len, &err);
-    if (rc != RS_OK) {
+    if (rc == RS_OK && m.deferred)
         json_decref(m.reply);
-        m.reply = json_pack("{s:{s:s,s:s}}", "error", "code", rs_result_name(rc), "message", err.msg);
-    }
-    if (rc == RS_OK && m.deferred) {
-        json_decref(m.reply);
-        return;
-    }
-    char *s = json_dumps(m.reply, JSON_COMPACT);
-    server_event(e->server, slot, RS_EVENT_REPLY, s != NULL ? rc : RS_ENOMEM, id, s, rc == RS_OK ? m.out : NULL, rc == RS_OK ? m.out_len : 0);
-    free(s);
+    else
+        msg_reply(e, &m, rc, failures, &err);
     free(m.out);
-    json_decref(m.reply);
-}
-
-void msg_reply(struct engine *e, int slot, uint32_t id, enum rs_result rc, json_t *reply, const struct rs_error *err)
-{
-    if (rc != RS_OK) {
-        json_decref(reply);
-        reply = json_pack("{s:{s:s,s:s}}", "error", "code", rs_result_name(rc), "message", err->msg);
-    }
-    char *s = json_dumps(reply, JSON_COMPACT);
-    server_event(e->server, slot, RS_EVENT_REPLY, s != NULL ? rc : RS_ENOMEM, id, s, NULL, 0);
-    free(s);
-    json_decref(reply);
 }
 
 /* The oldest one that this client has submitted and that has not ended. */

@@ -28,8 +28,9 @@ struct msg_method {
 
 /* text: method, NUL, JSON object. The reply is queued before this returns. */
 void msg_handle(struct engine *e, int slot, uint32_t id, const char *text, size_t len, const void *blob, size_t blob_len);
-/* Send a reply that was deferred. Takes reply; rc other than RS_OK: err says why, reply may be NULL. */
-void msg_reply(struct engine *e, int slot, uint32_t id, enum rs_result rc, json_t *reply, const struct rs_error *err);
+/* Send m's reply, which is taken. rc other than RS_OK: err instead, which says why; the reply may be NULL. failures: engine_json_failures() before
+ * anything of the reply was made. */
+void msg_reply(struct engine *e, const struct msg *m, enum rs_result rc, unsigned long failures, const struct rs_error *err);
 /* served: what it has submitted was for others that only it can reach, and ends. */
 void msg_client_gone(struct engine *e, int slot, bool served);
 

@@ -60,6 +60,9 @@ struct rs_local_params {
     const char *hosts, *launch;
     unsigned host_timeout; /* seconds of silence after which a host is lost; 0: 15 */
     bool mpi;              /* rs_engine_serve: an MPI launcher has started this process beside others, each of which is one of the hosts */
+    /* How many allocations of the JSON library have failed in this process so far (who gives it json_set_alloc_funcs() can count them). A message while
+     * which some failed may lack a member, so an error is sent in its place. Any thread calls it; NULL: that is not noticed. */
+    unsigned long (*json_failures)(void);
 };
 
 /* Start an engine inside this process (one-shot commands, tests). params may be NULL. The engine has no model yet: send "open".

@@ -338,6 +338,7 @@ static void finish(struct engine *e, int status, bool late)
     struct rs_error err;
     struct patch_user *u = NULL;
     char log[300];
+    const unsigned long failures = engine_json_failures(e);
     struct msg m = {.slot = s->slot, .id = s->id, .reply = json_object()};
     enum rs_result rc = judge(s, status, late, log, sizeof log, &err);
     if (rc == RS_OK)
@@ -355,7 +356,7 @@ static void finish(struct engine *e, int status, bool late)
     remove_folder(s->dir);
     e->stage = NULL;
     if (s->slot >= 0)
-        msg_reply(e, s->slot, s->id, rc, m.reply, &err);
+        msg_reply(e, &m, rc, failures, &err);
     else
         json_decref(m.reply);
     free(s);

@@ -76,8 +76,9 @@ json_t *engine_state_json(const struct engine *e)
 
 void engine_announce(struct engine *e)
 {
+    const unsigned long failures = engine_json_failures(e);
     json_t *o = engine_state_json(e);
-    char *s = json_dumps(o, JSON_COMPACT);
+    char *s = engine_json_text(e, o, failures);
     server_event(e->server, -1, RS_EVENT_STATE, RS_OK, 0, s, NULL, 0);
     free(s);
     json_decref(o);
@@ -112,11 +113,9 @@ static json_t *logprobs_json(const struct seq *s)
     return list;
 }
 
-enum { DONE_KEYS = 21 };
-
-/* The JSON library tells of its own failures only by what is missing afterwards: half an object would be taken for the whole. */
 static char *done_object(struct engine *e, struct seq *s)
 {
+    const unsigned long failures = engine_json_failures(e);
     json_t *o = json_object();
     struct timing_ar ar = timing_recent(e->timing);
     json_object_set_new(o, "stop", json_string(seq_stop_name(s->stop)));
@@ -139,10 +138,9 @@ static char *done_object(struct engine *e, struct seq *s)
     json_object_set_new(o, "allreduce", json_pack("{s:i,s:f,s:f,s:f,s:b}", "per_step", (int)e->rt->prog.n_allreduces, "mean_us", (double)ar.mean_us,
                                                   "p99_us", (double)ar.p99_us, "share", s->step_us > 0 ? s->ar_us / s->step_us : 0.0, "simulated", engine_simulated(e)));
     json_object_set_new(o, "error", s->stop == SEQ_STOP_ERROR ? json_string(s->error) : json_null());
-    bool whole = json_object_size(o) >= DONE_KEYS;
-    char *text = whole ? json_dumps(o, JSON_COMPACT) : strdup("{\"stop\":\"error\",\"error\":\"out of memory for what there is to say of the answer\"}");
+    char *text = engine_json_text(e, o, failures);
     json_decref(o);
-    return text;
+    return text != NULL ? text : strdup("{\"stop\":\"error\",\"error\":\"out of memory for what there is to say of the answer\"}");
 }
 
 /* A continuation of this conversation finds here what its rows were. */

@@ -102,7 +102,7 @@ static struct handle *new_handle(lua_State *L)
 /* core.local_engine{workers=, isa=} */
 static int core_local(lua_State *L)
 {
-    struct rs_local_params p = {.host = scr_op_host()};
+    struct rs_local_params p = {.host = scr_op_host(), .json_failures = scr_script_host(L)->json_failures};
     struct rs_error err;
     if (lua_istable(L, 1)) {
         lua_getfield(L, 1, "workers");

@@ -30,6 +30,7 @@ struct scr_host {
     enum rs_result (*panel_text)(void *ctx, const char *name, const char *text, size_t len, struct rs_error *err);
     bool turns;                                                    /* it calls scr_script_turn(): tasks may outlive what started them */
     const char *default_model;                                     /* path of the shipped model */
+    unsigned long (*json_failures)(void);                          /* for engines that a script starts; see struct rs_local_params */
 };
 
 /* lua_folder: where the Lua library lies (copied). Errors: RS_ENOMEM, RS_EFORMAT (the library does not load). */
