@@ -27,7 +27,7 @@ static void add_layer(struct layers_group *g, long layer)
     g->layers[g->n++] = layer;
 }
 
-void layers_add(struct layers *l, const json_t *entry, const char *name, char *key, double value)
+struct layers_group *layers_add(struct layers *l, const json_t *entry, const char *name, char *key, double value)
 {
     char *pattern;
     long layer = layers_split(name, &pattern);
@@ -39,7 +39,7 @@ void layers_add(struct layers *l, const json_t *entry, const char *name, char *k
             l->groups[i].sum += value;
             free(pattern);
             free(full);
-            return;
+            return &l->groups[i];
         }
     }
     l->groups = xreallocarray(l->groups, l->n + 1, sizeof *l->groups);
@@ -47,6 +47,7 @@ void layers_add(struct layers *l, const json_t *entry, const char *name, char *k
     *g = (struct layers_group){.key = full, .pattern = pattern, .first = entry, .sum = value};
     if (layer >= 0)
         add_layer(g, layer);
+    return g;
 }
 
 static int by_number(const void *a, const void *b)

@@ -14,7 +14,8 @@ struct layers_group {
     const json_t *first; /* the entry that stands for all; borrowed */
     long *layers;
     size_t n;   /* layers in the list */
-    double sum; /* of the values given to layers_add() */
+    double sum;   /* of the values given to layers_add() */
+    double bytes; /* for the caller to add to; 0 to begin with */
 };
 
 /* Zero-initialise; layers_fini() frees. */
@@ -26,8 +27,9 @@ struct layers {
 /* "blk.17.attn_q.weight" is layer 17 of "blk.*.attn_q.weight"; other names have layer -1. Caller frees *pattern. */
 long layers_split(const char *name, char **pattern);
 
-/* Put an entry into its group; key is consumed. Entries without a layer are never put together. */
-void layers_add(struct layers *l, const json_t *entry, const char *name, char *key, double value);
+/* Put an entry into its group; key is consumed. Entries without a layer are never put together. Returns the group, valid until the
+ * next call. */
+struct layers_group *layers_add(struct layers *l, const json_t *entry, const char *name, char *key, double value);
 
 /* "0-2,5,7-77", "" without layers; caller frees. */
 char *layers_ranges(struct layers_group *g);

@@ -110,7 +110,8 @@ const struct rcmd_entry rcmd_ledger_entry = {
     .lists = true,
     .args = "[N|SITES]",
     .summary = "what ran for each op of the last step, and why",
-    .help = "Ops that differ in nothing but their layer are one line, with the sum of their times. With N only the first N ops of the step "
+    .help = "Ops that differ in nothing but their layer are one line, with the sum of their times, of the weights and cache that they had to read "
+            "(on a GPU with what their launch computed besides), and the rate of that. With N only the first N ops of the step "
             "are looked at, with SITES (blk.*.attn.norm) those at sites like it.",
     .complete = RCMD_COMPLETE_SITE,
     .exec = exec_ledger,

@@ -142,32 +142,50 @@ void view_allreduce(struct out *o, const json_t *ar)
 
 /* ---- the ledger ---------------------------------------------------------------------------------------------------------------------- */
 
-/* An op takes as long as its slowest rank. */
-static double op_us(const json_t *op)
+/* An op takes as long as its slowest rank. *bytes: what that one read, added; nothing where it is not known. */
+static double op_us(const json_t *op, double *bytes)
 {
     const json_t *us = json_object_get(op, "us");
     double most = 0;
+    size_t slowest = 0;
     for (size_t i = 0; i < json_array_size(us); i++) {
         double x = json_number_value(json_array_get(us, i));
+        slowest = x > most ? i : slowest;
         most = x > most ? x : most;
     }
+    *bytes += json_number_value(json_array_get(json_object_get(op, "bytes"), slowest));
     return most;
+}
+
+/* "20.9 MB" and "2.35 TB/s"; nothing where nothing is known to be read, no rate where that took no time of its own. */
+static void cells_read(struct table *t, double bytes, double us)
+{
+    char text[32], rate[32];
+    table_cell(t, "%s", bytes > 0 ? units_bytes(text, bytes) : "");
+    if (bytes > 0 && us > 0)
+        table_cell(t, "%s/s", units_bytes(rate, bytes / us * 1e6));
+    else
+        table_cell(t, "%s", "");
 }
 
 /* Rows that differ in nothing but the layer are one, with the sum of their times. Returns whether there were any. */
 static bool view_ops(struct out *o, const json_t *ops, const char *heading)
 {
     struct layers l = {0};
+    bool reads = false;
     for (size_t i = 0; i < json_array_size(ops); i++) {
         const json_t *op = json_array_get(ops, i);
+        double bytes = 0, us = op_us(op, &bytes);
         char *key = xasprintf("%s %s %s %s %d %d", js_str(op, "kind", ""), js_str(op, "impl", ""), js_str(op, "arith", ""), js_str(op, "why", ""),
                               js_bool(op, "in_graph", false), js_bool(op, "capturable", true));
-        layers_add(&l, op, js_str(op, "site", "?"), key, op_us(op));
+        layers_add(&l, op, js_str(op, "site", "?"), key, us)->bytes += bytes;
+        reads |= bytes > 0;
     }
     if (l.n == 0)
         return false;
     out_str(o, OUT_HEADING, heading);
-    struct table *t = table_new("site|~5layers|2kind|~implementation|1products|4why|~3graph|>6time");
+    struct table *t = table_new(reads ? "site|~5layers|2kind|~implementation|1products|4why|~3graph|>8time|>6reads|>7rate"
+                                  : "site|~5layers|2kind|~implementation|1products|4why|~3graph|>6time");
     for (size_t i = 0; i < l.n; i++) {
         const json_t *op = l.groups[i].first;
         char us[32], *layers = layers_ranges(&l.groups[i]);
@@ -179,6 +197,8 @@ static bool view_ops(struct out *o, const json_t *ops, const char *heading)
         table_cell(t, "%s", js_str(op, "why", "n/a"));
         table_cell(t, "%s", js_bool(op, "in_graph", false) ? "in" : js_bool(op, "capturable", true) ? "out" : "out, cannot be captured");
         table_cell(t, "%s", units_us(us, l.groups[i].sum));
+        if (reads)
+            cells_read(t, l.groups[i].bytes, l.groups[i].sum);
         free(layers);
     }
     table_print(t, o);

@@ -13,6 +13,7 @@
 #include "engine/patch.h"
 #include "engine/pool.h"
 #include "engine/rankscope.h"
+#include "engine/reads.h"
 #include "engine/runtime.h"
 #include "engine/seq.h"
 #include "engine/snapshot.h"
@@ -106,6 +107,7 @@ struct engine {
     int page_fd;
     uint64_t steps, tokens;
     double last_us;             /* wall time of the last step */
+    struct reads_step last_read; /* what the last step had to read for */
     /* tokens per second over the last second of work */
     double rate_us, rate_tokens, rate;
 };

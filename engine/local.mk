@@ -131,6 +131,8 @@ libengine_a_SOURCES = \
 	engine/rankscope.h \
 	engine/quantise.c \
 	engine/quantise.h \
+	engine/reads.c \
+	engine/reads.h \
 	engine/recipe.c \
 	engine/recipe.h \
 	engine/ref.c \

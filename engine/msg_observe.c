@@ -8,6 +8,7 @@
 #include "engine/hosts.h"
 #include "engine/msg.h"
 #include "engine/msg_util.h"
+#include "engine/reads.h"
 
 static enum rs_result msg_stats(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
@@ -86,6 +87,30 @@ static json_t *ledger_json(const struct engine *e, const struct program *p, cons
     return list;
 }
 
+/* What each op of the main stack's last step read on every rank; ops that a neighbour's launch computed count there, and are named. */
+static void ledger_add_reads(const struct engine *e, json_t *ops, const float *us)
+{
+    const struct program *p = &e->rt->prog;
+    double *sum = calloc((size_t)p->n_ops * p->n_ranks, sizeof *sum);
+    for (uint32_t r = 0; r < p->n_ranks && sum != NULL; r++)
+        for (uint32_t i = 0, last = 0; i < p->n_ops; i++) {
+            const bool own = engine_simulated(e) || us[(size_t)i * p->n_ranks + r] > 0;
+            const uint32_t at = own ? i : reads_carrier(p, us, r, i, last);
+            json_t *list = r == 0 && !own && at < json_array_size(ops) ? json_object_get(json_array_get(ops, at), "absorbed") : NULL;
+            last = own ? i : last;
+            sum[(size_t)at * p->n_ranks + r] += reads_bytes(p, &p->ops[i], r, &e->last_read);
+            if (list != NULL && at != i)
+                json_array_append_new(list, json_string(p->ops[i].site));
+        }
+    for (uint32_t i = 0; i < json_array_size(ops) && sum != NULL; i++) {
+        json_t *bytes = json_array();
+        for (uint32_t r = 0; r < p->n_ranks; r++)
+            json_array_append_new(bytes, json_integer((json_int_t)sum[(size_t)i * p->n_ranks + r]));
+        json_object_set_new(json_array_get(ops, i), "bytes", bytes);
+    }
+    free(sum);
+}
+
 /* The NextN block's, null where there is none; its last step followed the step of the others. */
 static json_t *next_ledger_json(const struct engine *e, bool graph, uint32_t limit)
 {
@@ -109,7 +134,10 @@ static enum rs_result msg_ledger(struct engine *e, struct msg *m, struct args *a
     const struct program *p = &e->rt->prog;
     const float *us = e->rt->backend->ops->op_us(e->rt->backend, &n_ops);
     bool graph = e->steps > 0 ? timing_was_graph(e->timing) : e->graph;
-    json_object_set_new(m->reply, "ops", ledger_json(e, p, e->rt->choices, n_ops == p->n_ops ? us : NULL, graph, 0, limit));
+    json_t *ops = ledger_json(e, p, e->rt->choices, n_ops == p->n_ops ? us : NULL, graph, 0, limit);
+    if (n_ops == p->n_ops && e->steps > 0)
+        ledger_add_reads(e, ops, us);
+    json_object_set_new(m->reply, "ops", ops);
     json_object_set_new(m->reply, "nextn", next_ledger_json(e, graph, limit));
     json_object_set_new(m->reply, "nextn_steps", json_integer((json_int_t)e->spec.draft_steps));
     json_object_set_new(m->reply, "step", json_integer((json_int_t)e->steps));

@@ -501,8 +501,11 @@ enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool
     struct backend *b = e->rt->backend;
     enum rs_result rc = b->ops->reserve(b, e->batch.max_keys, err);
     bool decode = true, walk = PROBE_BUILT && of_streams && (brk_armed(e) || (!e->graph && observe_may_stop(e)));
-    for (uint32_t g = 0; g < e->batch.n_segs; g++)
+    struct reads_step read = {.rows = e->batch.n_rows, .elem_bytes = (uint32_t)krn_cache_elem_bytes(e->rt->cfg.cache)};
+    for (uint32_t g = 0; g < e->batch.n_segs; g++) {
         decode &= e->batch.segs[g].kind == BATCH_GENERATED;
+        read.keys += e->batch.segs[g].pos0 + e->batch.segs[g].n_rows;
+    }
     struct probe_set *armed = PROBE_BUILT ? observe_begin(e, !decode) : NULL, both = armed != NULL ? *armed : (struct probe_set){0};
     if (copies != NULL) {
         both.n_copies = copies->n_copies;
@@ -525,6 +528,7 @@ enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool
         check_watches(e, walk, of_streams);
     e->steps++;
     e->last_us = *wall_us;
+    e->last_read = read;
     if (shadowed && of_streams)
         shadow_look(e);
     uint32_t n_ops;

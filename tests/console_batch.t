@@ -125,8 +125,8 @@ says "/stats reset" '/stats reset' 'counting from here'
 says "/stats after an answer" "Hi
 /stats" '^last answer: prompt 14 tokens'
 says "/allreduce" /allreduce '^ +1 +156 +2.2 us +2.0 us / 3.5 us +0.1 us / 1.0 us +2.1 us +0.50 GB/s +0.88 GB/s$'
-says "/ledger puts layers together" /ledger '^  blk\.\*\.attn\.mla +0-1 +mla +absorbed +int8 +default +in +110.0 us$'
-says "/ledger shows what is outside the graph" /ledger '^  blk\.\*\.attn\.mla +2 +mla +direct +int8 +site +out, cannot be captured +60.0 us$'
+says "/ledger puts layers together" /ledger '^  blk\.\*\.attn\.mla +0-1 +mla +absorbed +int8 +default +in +110.0 us +4.4 MB +40.0 GB/s$'
+says "/ledger shows what is outside the graph" /ledger '^  blk\.\*\.attn\.mla +2 +mla +direct +int8 +site +out, cannot be captured +60.0 us *$'
 says "/ledger of some sites leaves the others" "/ledger *.2.attn.*" '^  blk\.\*\.attn\.mla +2 +mla +direct'
 refuses "/ledger of no site" "/ledger blk.9.*" "no op of the last step has a site like 'blk.9.*'"
 says "/health" /health '^0:garbage: entropy 1.62 nats'

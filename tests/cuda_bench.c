@@ -12,7 +12,7 @@
 #include <time.h>
 
 #include "engine/error.h"
-#include "kernels/type.h"
+#include "engine/reads.h"
 #include "tests/cuda_rig.h"
 
 enum { MAX_STEPS = 200, PREFILLS = 5 };
@@ -98,27 +98,6 @@ static uint64_t hash_logits(struct rig *r, uint32_t seqs)
     return h;
 }
 
-/* Bytes of weights and cache that an op of one sequence's step has to read on a rank. Of experts those chosen, as if they were spread evenly where
- * experts go whole to ranks. */
-static double op_bytes(const struct rig *r, const struct op *o, uint32_t rank, uint32_t keys)
-{
-    double sum = 0;
-    for (int s = 0; s < o->n_w; s++) {
-        const struct op_view *v = plan_view(&r->prog, rank, o->w[s]);
-        const double matrix = (double)v->rows * (double)krn_row_bytes(v->type, v->k);
-        const bool routed = o->kind == OP_MOE_GATE_UP || o->kind == OP_MOE_DOWN;
-        if (v->rows == 0)
-            continue;
-        if (o->kind == OP_EMBED)
-            sum += (double)krn_row_bytes(v->type, v->k);
-        else
-            sum += matrix * (routed ? (double)r->hp.n_used * v->n_mats / r->hp.n_experts : v->n_mats);
-    }
-    if (o->kind == OP_MLA)
-        sum += (double)keys * (r->hp.kv_lora + r->hp.rope) * krn_cache_elem_bytes(r->cfg.cache);
-    return sum;
-}
-
 /* A launch by the place of its op in a layer, with what was fused into it, summed over layers; on rank 0. */
 struct launch {
     const char *what;  /* site without the layer */
@@ -134,24 +113,10 @@ static const char *place_of(const struct op *o)
     return p != NULL ? p + 1 : o->site;
 }
 
-/* The launch that computes an op which has no time of its own: the shared expert's go with the experts', a norm with the product behind it unless it
- * was part of a sum, all others with the one before. */
-static uint32_t carrier(const struct rig *r, const float *t, uint32_t i, uint32_t last)
-{
-    const struct op *o = &r->prog.ops[i];
-    const bool after_product = r->prog.ops[last].kind == OP_LINEAR || r->prog.ops[last].kind == OP_MOE_DOWN;
-    const uint32_t back = o->kind == OP_GATE_UP || o->kind == OP_SILU_MUL || (o->kind == OP_LINEAR && o->accumulate) ? 3 : 0;
-    if (back != 0 && i >= back && t[(size_t)(i - back) * r->prog.n_ranks] > 0 && r->prog.ops[i - back].layer == o->layer)
-        return i - back;
-    for (uint32_t k = i + 1; o->kind == OP_RMSNORM && after_product && k < r->prog.n_ops; k++)
-        if (t[(size_t)k * r->prog.n_ranks] > 0)
-            return k;
-    return last;
-}
-
 static void by_launch(struct rig *r, uint32_t keys)
 {
     enum { MAX = 64, MAX_OPS = 4096 };
+    const struct reads_step step = {.rows = 1, .keys = keys, .elem_bytes = (uint32_t)krn_cache_elem_bytes(r->cfg.cache)};
     uint32_t n_ops, n = 0, last = 0;
     const float *t = r->backend->ops->op_us(r->backend, &n_ops);
     struct launch list[MAX], *of[MAX_OPS] = {NULL}, all = {.n = 0};
@@ -171,11 +136,11 @@ static void by_launch(struct rig *r, uint32_t keys)
     for (uint32_t i = 0; i < n_ops && i < MAX_OPS; i++) {
         const char *what = place_of(&r->prog.ops[i]);
         const bool own = of[i] != NULL;
-        struct launch *l = of[own ? i : carrier(r, t, i, last)];
+        struct launch *l = of[own ? i : reads_carrier(&r->prog, t, 0, i, last)];
         last = own ? i : last;
         if (l == NULL)
             continue;
-        l->bytes += op_bytes(r, &r->prog.ops[i], 0, keys);
+        l->bytes += reads_bytes(&r->prog, &r->prog.ops[i], 0, &step);
         if (!own && strstr(l->with, what) == NULL && strlen(l->with) + strlen(what) + 3 < sizeof l->with)
             sprintf(l->with + strlen(l->with), "%s%s", l->with[0] != '\0' ? ", " : "", what);
     }

@@ -70,8 +70,8 @@ static const struct {
      "true,"
      "'in_graph':true,'us':[5.0,6.0],'absorbed':[]},{'op':1,'site':'blk.0.attn.mla','kind':'mla','impl':'absorbed','arith':'int8','why':'default','"
      "capturable':true,"
-     "'in_graph':true,'us':[50.0,40.0],'absorbed':[]},{'op':2,'site':'blk.1.attn.mla','kind':'mla','impl':'absorbed','arith':'int8','why':'default',"
-     "'capturable':true,'in_graph':true,'us':[60.0,40.0],'absorbed':[]},{'op':3,'site':'blk.2.attn.mla','kind':'mla','impl':'direct','arith':'int8','why':"
+     "'in_graph':true,'us':[50.0,40.0],'bytes':[2000000,9],'absorbed':[]},{'op':2,'site':'blk.1.attn.mla','kind':'mla','impl':'absorbed','arith':'int8','why':'default',"
+     "'capturable':true,'in_graph':true,'us':[60.0,40.0],'bytes':[2400000,9],'absorbed':[]},{'op':3,'site':'blk.2.attn.mla','kind':'mla','impl':'direct','arith':'int8','why':"
      "'site',"
      "'capturable':false,'in_graph':false,'us':[60.0,40.0],'absorbed':[]}]}"},
     {"program", "{'ops':[{'op':0,'site':'embed'},{'op':1,'site':'blk.0.attn.norm'},{'op':2,'site':'blk.0.attn.allreduce'},{'op':3,'site':'blk.1.attn.norm'},"

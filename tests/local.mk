@@ -23,6 +23,7 @@ c_tests = \
 	tests/pool_test \
 	tests/probe_test \
 	tests/quant_test \
+	tests/reads_test \
 	tests/replay_test \
 	tests/requests_test \
 	tests/sample_test \
