@@ -91,6 +91,7 @@ struct cpu_call {
     uint32_t rank, phase, n_phases, worker;
     uint32_t lo, hi, of;
     bool local; /* private buffers are in use */
+    bool by_rows; /* of an op with weights: this call has all of them to itself, for its rows of the batch */
 };
 
 /* The backend's part of an op_impl. phases says how many barrier-separated phases a launch has for a bucket; 0: nothing to do. */
@@ -174,6 +175,13 @@ static inline const uint8_t *cpu_packed(const struct cpu_call *k, uint32_t slot,
 /* Does this weight take quantised activations? */
 bool cpu_int8(const struct choice *ch, const struct op_view *v);
 
+/* Is this op shared out over workers by rows of the batch, where ops of its kind otherwise go by rows of their weights? What a worker reads is then what
+ * it wrote itself, in its own caches; but each reads all weights, so there must be rows enough, and more of them if weights come from memory. */
+bool cpu_by_rows(const struct cpu *c, const struct op *op, uint32_t bucket);
+
+/* The pairs of expert e (of the rank's own) that this call has: all, or by rows those of its rows. They lie side by side. */
+void cpu_own_pairs(const struct cpu_call *k, uint32_t e, int32_t *from, int32_t *to);
+
 /* Of ops that multiply by a weight: 2 where the activations are quantised by all workers together first. */
 uint32_t cpu_linear_phases(const struct cpu *c, const struct op *op, const struct choice *ch, uint32_t bucket);
 
@@ -183,6 +191,9 @@ const uint8_t *cpu_quantised(const struct cpu_call *k, bool int8, size_t width, 
 
 /* At most this many activation rows are quantised by every worker for itself; more are shared through cpu_rank.q8 in a phase of their own. */
 enum { CPU_PRIVATE_ROWS = 4 };
+
+/* Rows that a worker quantises and multiplies before it takes the next ones, where an op goes by rows. */
+enum { CPU_ROW_BLOCK = 64 };
 
 extern const struct op_impl CPU_IMPLS[];
 extern const size_t CPU_N_IMPLS;
@@ -221,7 +232,7 @@ struct cpu_join {
 };
 
 /* Does this phase need a barrier before it? To be called for every node in order; a barrier made for another reason zeroes *j. */
-bool cpu_join_before(struct cpu_join *j, enum cpu_sharing how, const struct op *op, uint32_t phase, uint32_t n_phases);
+bool cpu_join_before(struct cpu_join *j, enum cpu_sharing how, const struct op *op, uint32_t phase, uint32_t n_phases, bool by_rows);
 
 enum rs_result cpu_local_open(struct cpu *c, struct rs_error *err);
 void cpu_local_close(struct cpu *c);

@@ -48,8 +48,8 @@ static void run_rope_q(const struct cpu_call *k)
         rope_own(k, heads, half);
         return;
     }
-    cpu_cut(k, (size_t)k->b->n_rows * heads, 1, &from, &to);
-    for (size_t i = from; i < to; i++) {
+    cpu_cut(k, (size_t)k->b->n_rows * (k->by_rows ? 1 : heads), 1, &from, &to);
+    for (size_t i = from * (k->by_rows ? heads : 1); i < to * (k->by_rows ? heads : 1); i++) {
         size_t row = i / heads, h = i % heads;
         const size_t angle = (size_t)k->b->pos[row] * half;
         k->c->vec->rope(cpu_at(k, &k->op->in[0], row) + h * hp->k_mla + hp->nope, k->c->rope_cos + angle, k->c->rope_sin + angle, half, true);
@@ -70,6 +70,14 @@ static void run_add(const struct cpu_call *k)
         k->c->vec->add(cpu_at(k, &k->op->in[0], from), cpu_at(k, &k->op->out[0], from), (to - from) * n);
 }
 
+static void silu_span(const struct cpu_call *k, size_t from, size_t to, uint32_t half)
+{
+    for (size_t i = from; i < to; i++) {
+        const float *g = cpu_at(k, &k->op->in[0], i);
+        k->c->vec->silu_mul(g, g + half, cpu_at(k, &k->op->out[0], i), half);
+    }
+}
+
 /* [gate | up] of `half` columns each, per row, to act. */
 static void silu_rows(const struct cpu_call *k, size_t rows, uint32_t half)
 {
@@ -86,10 +94,7 @@ static void silu_rows(const struct cpu_call *k, size_t rows, uint32_t half)
         return;
     }
     cpu_cut(k, rows, 1, &from, &to);
-    for (size_t i = from; i < to; i++) {
-        const float *g = cpu_at(k, &k->op->in[0], i);
-        k->c->vec->silu_mul(g, g + half, cpu_at(k, &k->op->out[0], i), half);
-    }
+    silu_span(k, from, to, half);
 }
 
 static void run_silu_mul(const struct cpu_call *k)
@@ -102,7 +107,16 @@ static void run_silu_mul(const struct cpu_call *k)
 static void run_moe_silu_mul(const struct cpu_call *k)
 {
     const struct shard_layer *s = shard_of(k->c->shard, (uint32_t)k->op->layer, k->rank);
-    silu_rows(k, cpu_routing(k)->n_pairs, s->ff_exp.to - s->ff_exp.from);
+    const uint32_t half = s->ff_exp.to - s->ff_exp.from;
+    if (!k->by_rows) {
+        silu_rows(k, cpu_routing(k)->n_pairs, half);
+        return;
+    }
+    for (uint32_t e = 0; e < s->experts.to - s->experts.from && half != 0; e++) {
+        int32_t from, to;
+        cpu_own_pairs(k, e, &from, &to);
+        silu_span(k, (size_t)from, (size_t)to, half);
+    }
 }
 
 static void run_pick_rows(const struct cpu_call *k)

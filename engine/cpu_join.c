@@ -4,7 +4,8 @@
  * time at barriers than between them if each op has one. The ways to share out the work need fewer:
  *
  *   whole  every worker has whole ranks to itself: only a collective looks at what another worker did.
- *   cut    many rows: where an op goes by rows and the next one by the same rows in the same way, a worker needs no more than its own.
+ *   cut    many rows: where an op goes by rows and the next one by the same rows in the same way, a worker needs no more than its own. With rows enough
+ *          for everyone products go by rows as well, and most of a layer is done without looking at another worker.
  *   local  every worker has a part of one rank, and few rows: each makes the small tensors that all of them need (norms, routing) for itself, in
  *          private memory, and the first worker of the rank also writes them where observers look. Ops that go by rows of a weight keep to the
  *          same cut from one to the next (gate and up, activation; down, residual), so that a worker reads back what it wrote.
@@ -16,11 +17,40 @@
 
 #include "engine/error.h"
 
+static bool wants_logits(const struct op *op)
+{
+    const uint8_t out = op->out[0].buf;
+    return out == BUF_Y || out == BUF_LOGITS || out == BUF_FULL;
+}
+
 enum cpu_sharing cpu_sharing(const struct cpu *c, uint32_t bucket)
 {
     if (c->n_ranks % c->n_workers == 0)
         return CPU_SHARE_WHOLE;
     return c->n_workers % c->n_ranks == 0 && bucket <= CPU_PRIVATE_ROWS && c->local != NULL ? CPU_SHARE_LOCAL : CPU_SHARE_CUT;
+}
+
+/* Of weights in a processor's cache unpacking is what more workers than one do again; those that come from memory have to be fetched again. */
+enum { ROWS_EACH = 8, ROWS_EACH_MEMORY = 128, PAIRS_EACH = 2, PAIRS_EACH_MEMORY = 32 };
+
+bool cpu_by_rows(const struct cpu *c, const struct op *op, uint32_t bucket)
+{
+    const struct shard_range *ex = &shard_of(c->shard, (uint32_t)(op->layer < 0 ? 0 : op->layer), 0)->experts;
+    const bool memory = c->packed_store == NULL;
+    const uint64_t each = (uint64_t)bucket * c->n_ranks / c->n_workers;
+    if (cpu_sharing(c, bucket) != CPU_SHARE_CUT)
+        return false;
+    switch (op->kind) {
+    case OP_QKV_A: case OP_GATE_UP: case OP_ROPE_Q: break;
+    case OP_LINEAR:
+        if (wants_logits(op))
+            return false;
+        break;
+    case OP_MOE_GATE_UP: case OP_MOE_SILU_MUL: case OP_MOE_DOWN: /* a rank that has only some of the experts has few pairs of a row, or many */
+        return ex->to - ex->from == c->hp->n_experts && each * c->hp->n_used >= (uint64_t)c->hp->n_experts * (memory ? PAIRS_EACH_MEMORY : PAIRS_EACH);
+    default: return false;
+    }
+    return each >= (memory ? ROWS_EACH_MEMORY : ROWS_EACH);
 }
 
 /* Does every worker hold this buffer for itself? */
@@ -62,9 +92,10 @@ static void note(struct cpu_join *j, const struct op *op, uint32_t n_phases)
 enum { ROWS_NONE, ROWS_ALL, ROWS_LOGITS, ROWS_PAIRS };
 
 /* Does a phase cut all that it reads and writes evenly by rows, and by which? */
-static uint8_t rows_of(const struct op *op, uint32_t phase, uint32_t n_phases)
+static uint8_t rows_of(const struct op *op, uint32_t phase, uint32_t n_phases, bool by_rows)
 {
-    const uint8_t out = op->out[0].buf;
+    if (by_rows)
+        return ROWS_ALL;
     switch (op->kind) {
     case OP_RMSNORM: case OP_ADD: case OP_KV_STORE: case OP_SILU_MUL: break;
     case OP_MOE_SILU_MUL: return ROWS_PAIRS;
@@ -76,22 +107,22 @@ static uint8_t rows_of(const struct op *op, uint32_t phase, uint32_t n_phases)
     }
     if (op->kind == OP_MOE_DOWN)
         return ROWS_PAIRS;
-    return out == BUF_Y || out == BUF_LOGITS || out == BUF_FULL ? ROWS_LOGITS : ROWS_ALL;
+    return wants_logits(op) ? ROWS_LOGITS : ROWS_ALL;
 }
 
 /* Where rows are cut alike no barrier is needed; nor after two ops that leave alone what the next one looks at: rotated queries, the router's tables. */
-static bool cut_needs(struct cpu_join *j, const struct op *op, uint32_t phase, uint32_t n_phases)
+static bool cut_needs(struct cpu_join *j, const struct op *op, uint32_t phase, uint32_t n_phases, bool by_rows)
 {
-    const uint8_t rows = rows_of(op, phase, n_phases);
-    const bool apart = (j->rope && op->kind == OP_KV_STORE) || (j->alone && op->kind == OP_MOE_GATE_UP && rows == ROWS_ALL);
+    const uint8_t rows = rows_of(op, phase, n_phases, by_rows);
+    const bool apart = (j->rope && op->kind == OP_KV_STORE) || (j->alone && op->kind == OP_MOE_GATE_UP && rows == ROWS_ALL && !by_rows);
     const bool join = !apart && (rows == ROWS_NONE || rows != j->rows);
     j->rows = apart ? ROWS_NONE : rows;
-    j->rope = op->kind == OP_ROPE_Q;
+    j->rope = op->kind == OP_ROPE_Q && !by_rows;
     j->alone = op->kind == OP_ROUTER && phase + 1 == n_phases;
     return join;
 }
 
-bool cpu_join_before(struct cpu_join *j, enum cpu_sharing how, const struct op *op, uint32_t phase, uint32_t n_phases)
+bool cpu_join_before(struct cpu_join *j, enum cpu_sharing how, const struct op *op, uint32_t phase, uint32_t n_phases, bool by_rows)
 {
     bool join = true;
     if (how == CPU_SHARE_WHOLE) {
@@ -103,7 +134,7 @@ bool cpu_join_before(struct cpu_join *j, enum cpu_sharing how, const struct op *
             j->written = 0;
         note(j, op, n_phases);
     } else {
-        join = cut_needs(j, op, phase, n_phases);
+        join = cut_needs(j, op, phase, n_phases, by_rows);
     }
     return join;
 }

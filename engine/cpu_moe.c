@@ -110,26 +110,57 @@ static void run_router(const struct cpu_call *k)
     }
 }
 
+void cpu_own_pairs(const struct cpu_call *k, uint32_t e, int32_t *from, int32_t *to)
+{
+    const struct cpu_routing *r = cpu_routing(k);
+    size_t row0, row1;
+    *from = r->group[e];
+    *to = r->group[e + 1];
+    if (!k->by_rows)
+        return;
+    cpu_cut(k, k->b->n_rows, 1, &row0, &row1);
+    while (*from < *to && (size_t)r->pair_row[*from] < row0)
+        ++*from;
+    while (*to > *from && (size_t)r->pair_row[*to - 1] >= row1)
+        --*to;
+}
+
+/* The batch's rows quantised for the experts; NULL: this call has nothing more to do. By rows those of this call, where its pairs will look for them. */
+static const uint8_t *quantised_rows(const struct cpu_call *k, bool int8, size_t *stride)
+{
+    const size_t width = k->c->hp->n_embd;
+    uint8_t *q8 = k->c->rank[k->rank].q8;
+    size_t from, to;
+    if (!k->by_rows)
+        return cpu_quantised(k, int8, width, k->b->n_rows, stride);
+    *stride = krn_q8_row_bytes(width);
+    cpu_cut(k, k->b->n_rows, 1, &from, &to);
+    for (size_t i = from; i < to && int8; i++)
+        k->c->mm->quantise_row(cpu_at(k, &k->op->in[0], i), q8 + i * *stride, width);
+    return q8;
+}
+
 static void run_moe_gate_up(const struct cpu_call *k)
 {
     const struct cpu_routing *r = cpu_routing(k);
     const struct op_view *gate = plan_view(k->prog, k->rank, k->op->w[0]), *up = plan_view(k->prog, k->rank, k->op->w[1]);
     bool int8 = gate->rows != 0 && (cpu_int8(k->choice, gate) || cpu_int8(k->choice, up));
     size_t stride, from, to, half = gate->rows;
-    const uint8_t *q8 = cpu_quantised(k, int8, k->c->hp->n_embd, k->b->n_rows, &stride);
+    const uint8_t *q8 = quantised_rows(k, int8, &stride);
     if (q8 == NULL || half == 0)
         return;
     const bool swapped = k->choice->file_order && k->op->file_slot[0] == 1;
     cpu_cut(k, k->local ? half : 2 * half, CPU_ROW_UNIT, &from, &to); /* local: the same rows of gate and up, for the activation */
     for (uint32_t e = 0; e < gate->n_mats; e++) {
-        int32_t p0 = r->group[e], n = r->group[e + 1] - p0;
-        for (uint32_t s = 0; s < 2 && n > 0; s++) {
+        int32_t p0, p1;
+        cpu_own_pairs(k, e, &p0, &p1);
+        for (uint32_t s = 0; s < 2 && p0 < p1; s++) {
             uint32_t slot = swapped ? 1 - s : s;
             const struct op_view *v = slot == 0 ? gate : up;
             size_t a = s * half, r0 = from > a ? from - a : 0, r1 = to > a ? (to - a < half ? to - a : half) : 0;
-            if (k->local) {
-                r0 = from;
-                r1 = to;
+            if (k->local || k->by_rows) {
+                r0 = k->local ? from : 0;
+                r1 = k->local ? to : half;
             }
             bool i8 = cpu_int8(k->choice, v);
             if (r0 >= r1)
@@ -137,11 +168,48 @@ static void run_moe_gate_up(const struct cpu_call *k)
             struct krn_matmul m = {.type = v->type, .w = v->data + e * v->mat_stride, .packed = cpu_packed(k, slot, e),
                                    .w_stride = v->stride, .k = v->k, .row0 = r0, .row1 = r1, .x = i8 ? q8 : (const uint8_t *)cpu_at(k, &k->op->in[0], 0),
                                    .x_stride = i8 ? stride : k->prog->width[BUF_H][k->rank] * sizeof(float), .x_index = r->pair_row + p0,
-                                   .n_cols = (size_t)n, .y = cpu_at(k, &k->op->out[0], (size_t)p0) + a, .y_stride = k->prog->width[BUF_MGU][k->rank]};
+                                   .n_cols = (size_t)(p1 - p0), .y = cpu_at(k, &k->op->out[0], (size_t)p0) + a, .y_stride = k->prog->width[BUF_MGU][k->rank]};
             if (i8)
                 k->c->mm->q8(&m);
             else
                 k->c->mm->f32(&m);
+        }
+    }
+}
+
+/* Pairs [p0, p1) of expert e by rows [from, to) of its weights, into their rows' sums. q8: those pairs' activations, if int8. */
+static void down_pairs(const struct cpu_call *k, uint32_t e, int32_t p0, int32_t p1, size_t from, size_t to, bool int8, const uint8_t *q8, size_t stride)
+{
+    const struct cpu_routing *r = cpu_routing(k);
+    const struct op_view *v = plan_view(k->prog, k->rank, k->op->w[0]);
+    struct krn_matmul m = {.type = v->type, .w = v->data + e * v->mat_stride, .packed = cpu_packed(k, 0, e), .w_stride = v->stride, .k = v->k, .row0 = from,
+                           .row1 = to, .x = int8 ? q8 : (const uint8_t *)cpu_at(k, &k->op->in[0], (size_t)p0),
+                           .x_stride = int8 ? stride : k->prog->width[BUF_MACT][k->rank] * sizeof(float), .n_cols = (size_t)(p1 - p0),
+                           .y = cpu_at(k, &k->op->out[0], 0), .y_stride = k->prog->width[BUF_A][k->rank], .y_index = r->pair_row + p0, .accumulate = true,
+                           .col_scale = r->pair_weight + p0};
+    if (int8)
+        k->c->mm->q8(&m);
+    else
+        k->c->mm->f32(&m);
+}
+
+/* All of this call's rows, some pairs of an expert at a time. */
+static void down_rows(const struct cpu_call *k, const struct op_view *v, bool int8)
+{
+    const size_t out = k->prog->width[BUF_A][k->rank], stride = krn_q8_row_bytes(v->k);
+    uint8_t *q8 = k->c->scratch[k->worker];
+    size_t from, to;
+    cpu_cut(k, k->b->n_rows, 1, &from, &to);
+    for (size_t i = from; i < to; i++)
+        memset(cpu_at(k, &k->op->out[0], i), 0, out * sizeof(float));
+    for (uint32_t e = 0; v->rows != 0 && e < v->n_mats; e++) {
+        int32_t p0, p1;
+        cpu_own_pairs(k, e, &p0, &p1);
+        for (; p0 < p1; p0 += CPU_ROW_BLOCK) {
+            const int32_t end = p1 - p0 < CPU_ROW_BLOCK ? p1 : p0 + CPU_ROW_BLOCK;
+            for (int32_t p = p0; p < end && int8; p++)
+                k->c->mm->quantise_row(cpu_at(k, &k->op->in[0], (size_t)p), q8 + (size_t)(p - p0) * stride, v->k);
+            down_pairs(k, e, p0, end, 0, out, int8, q8, stride);
         }
     }
 }
@@ -151,26 +219,20 @@ static void run_moe_down(const struct cpu_call *k)
     const struct cpu_routing *r = cpu_routing(k);
     const struct op_view *v = plan_view(k->prog, k->rank, k->op->w[0]);
     bool int8 = v->rows != 0 && cpu_int8(k->choice, v);
-    size_t stride, from, to, out = k->prog->width[BUF_A][k->rank], in = k->prog->width[BUF_MACT][k->rank];
+    size_t stride, from, to, out = k->prog->width[BUF_A][k->rank];
+    if (k->by_rows) {
+        down_rows(k, v, int8);
+        return;
+    }
     const uint8_t *q8 = cpu_quantised(k, int8, v->k, r->n_pairs, &stride);
     if (q8 == NULL)
         return;
     cpu_cut(k, out, CPU_ROW_UNIT, &from, &to);
     for (uint32_t i = 0; i < k->b->n_rows && from < to; i++)
         memset(cpu_at(k, &k->op->out[0], i) + from, 0, (to - from) * sizeof(float));
-    for (uint32_t e = 0; v->rows != 0 && e < v->n_mats && from < to; e++) {
-        int32_t p0 = r->group[e], n = r->group[e + 1] - p0;
-        if (n == 0)
-            continue;
-        struct krn_matmul m = {.type = v->type, .w = v->data + e * v->mat_stride, .packed = cpu_packed(k, 0, e),
-                               .w_stride = v->stride, .k = v->k, .row0 = from, .row1 = to, .x = int8 ? q8 + (size_t)p0 * stride : (const uint8_t *)cpu_at(k, &k->op->in[0], (size_t)p0),
-                               .x_stride = int8 ? stride : in * sizeof(float), .n_cols = (size_t)n, .y = cpu_at(k, &k->op->out[0], 0), .y_stride = out,
-                               .y_index = r->pair_row + p0, .accumulate = true, .col_scale = r->pair_weight + p0};
-        if (int8)
-            k->c->mm->q8(&m);
-        else
-            k->c->mm->f32(&m);
-    }
+    for (uint32_t e = 0; v->rows != 0 && e < v->n_mats && from < to; e++)
+        if (r->group[e] < r->group[e + 1])
+            down_pairs(k, e, r->group[e], r->group[e + 1], from, to, int8, q8 + (size_t)r->group[e] * stride, stride);
 }
 
 const struct cpu_launch CPU_ROUTER = {router_phases, run_router}, CPU_MOE_GATE_UP = {cpu_linear_phases, run_moe_gate_up}, CPU_MOE_DOWN = {cpu_linear_phases, run_moe_down};

@@ -336,7 +336,7 @@ static void choose_share(void *arg, unsigned worker)
     struct engine *e = arg;
     uint32_t n = e->batch.n_logits;
     bool here = e->rt->backend->ops->likeliest == NULL;
-    for (uint32_t i = worker; i < n; i += e->n_scratch) {
+    for (uint32_t i = n * worker / e->n_scratch; i < n * (worker + 1) / e->n_scratch; i++) { /* the rows that this worker gathered */
         if (!stands_alone(e, i, n))
             continue;
         if (here || e->batch.want[i].whole)

@@ -181,6 +181,24 @@ static void crowded(struct rig *g, float *prompt, float *gen)
     keep(g, 2, gen);
 }
 
+/* Sixteen sequences generate at once: rows enough for two workers to have some each to themselves. */
+static void generate_many(struct rig *g, float *gen)
+{
+    clear(g);
+    add(g, 0, 0, 45, BATCH_PROMPT, false);
+    for (int s = 1; s < 16; s++)
+        add(g, s, 0, 12 + (uint32_t)s, BATCH_PROMPT, s == 1);
+    run(g, true);
+    for (uint32_t i = 0; i < 3; i++) {
+        clear(g);
+        for (int s = 15; s > 0; s--)
+            add(g, s, 12 + (uint32_t)s + i, 1, BATCH_GENERATED, s % 2 == 0);
+        add(g, 0, 45 + i, 1, BATCH_GENERATED, true);
+        run(g, i % 2 == 0);
+    }
+    keep(g, 7, gen);
+}
+
 static void check(uint32_t ranks)
 {
     static struct rig g, h;
@@ -203,6 +221,12 @@ static void check(uint32_t ranks)
     tap_ok(memcmp(y, gen, bytes) == 0, "%u ranks: a generated row among others and a prompt", ranks);
     crowded(&g, x, y);
     tap_ok(memcmp(x, prompt, bytes) == 0 && memcmp(y, gen, bytes) == 0, "%u ranks: both in steps of more than 512 rows", ranks);
+    generate_many(&h, y);
+    tap_ok(memcmp(y, gen, bytes) == 0, "%u ranks: a generated row among 15 of other sequences, 3 workers", ranks);
+    for (s_late = -1; s_late < 2; s_late++) {
+        generate_many(&g, y);
+        tap_ok(memcmp(y, gen, bytes) == 0, "%u ranks: the same with 2 workers%s", ranks, s_late < 0 ? "" : s_late == 0 ? ", the first late" : ", the second late");
+    }
     for (s_late = 0; s_late < 3; s_late++) {
         together(&h, x, y);
         tap_ok(memcmp(x, prompt, bytes) == 0 && memcmp(y, gen, bytes) == 0, "%u ranks: both with 3 workers of which worker %d is late", ranks, s_late);
