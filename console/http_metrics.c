@@ -254,6 +254,7 @@ static void own_part(struct writer *w, const struct metrics *m, const struct met
     for (int i = 0; i < 5; i++)
         buf_printf(&w->b, "rankscope_refused_total{status=\"%s\"} %llu\n", codes[i], (unsigned long long)in->refused[i]);
     plain(w, "rankscope_cache_blocks_held", "gauge", js_num(in->load, "cache.held", NAN), "Cache blocks that sequences hold.");
+    plain(w, "rankscope_cache_blocks_idle", "gauge", js_num(in->load, "cache.idle", NAN), "Cache blocks that nobody holds but that keep beginnings of texts.");
     plain(w, "rankscope_cache_blocks", "gauge", js_num(in->load, "cache.blocks", NAN), "Cache blocks there are.");
     plain(w, "rankscope_step_seconds_total", "counter", js_num(in->load, "step_ms", NAN) / 1e3, "Time spent in steps.");
     if (in->snapshot == NULL)

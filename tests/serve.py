@@ -610,9 +610,20 @@ def test_console(scratch):
     ok(c.engine.wait(60) == 0, "its engine goes on until it is told to end")
 
 
+def fill_cache(s):
+    """Use every block of the cache: it takes memory when it is written to, and what grows afterwards is something else."""
+    for i in range(200):
+        free = [s.metric("rankscope_cache_blocks" + n) for n in ("", "_held", "_idle")]
+        if free[0] - free[1] - free[2] <= 1:  # one that was not full at the end of an answer
+            return
+        s.chat(max_tokens=200, ignore_eos=True, messages=[{"role": "user", "content": "What is %d + %d?" % (i, i)}])
+    raise AssertionError("the cache does not fill: %s blocks, held, idle" % free)
+
+
 def test_soak(s, minutes):
-    """A little of everything, a few requests a second, for so long; memory minute by minute."""
+    """A little of everything, a few requests a second, for so long; memory minute by minute, of a server whose cache is small and full."""
     rng = random.Random(2)
+    fill_cache(s)
     begin, rss, n = time.time(), [s.rss()], 0
     slow = []
     while time.time() - begin < minutes * 60:
@@ -818,7 +829,7 @@ def some(names, scratch):
     for name in names:
         test = globals()["test_" + name]
         args = test.__code__.co_varnames[:test.__code__.co_argcount]
-        s = Server() if "s" in args else None
+        s = Server(*(["--ctx", "4096"] if name == "soak" else [])) if "s" in args else None
         test(*[{"s": s, "scratch": scratch, "minutes": float(os.environ.get("RANKSCOPE_SOAK", "1"))}[a] for a in args])
         if s:
             ok(s.stop() == 0, name + ": SIGTERM ends it with status 0")
@@ -838,8 +849,7 @@ def main():
     test_prometheus(s, scratch)
     ok(s.stop() == 0, "SIGTERM ends it with status 0")
     s = Server("--ctx", "4096")
-    for i in range(24):  # a cache takes memory as it is used: a small one, all of which has been
-        s.chat(max_tokens=200, ignore_eos=True, messages=[{"role": "user", "content": "What is %d + %d?" % (i, i)}])
+    fill_cache(s)
     before = s.rss()
     for test in (test_slow, test_malformed, test_vanish):
         test(s)
