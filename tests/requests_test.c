@@ -1,4 +1,6 @@
 /* Many requests as an operator sees them: what runs, what waits and why, stopping one, a second client that hands in requests for others. */
+#include "config.h"
+
 #include <jansson.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -265,7 +267,11 @@ static void test_memory(void)
     struct rs_engine *e = talk_open(MODEL, "'ranks':1,'max_seqs':256,'ctx':200000");
     json_decref(talk_generate(e, "'text':'Hello'", 8, tok, 8, &n));
     const long after = resident();
+#ifdef RS_SANITIZER
+    tap_skip(1, "memory as it is used: a sanitizer touches all of it (%ld MB, then %ld)", before, after);
+#else
     tap_ok(before > 0 && after - before < 400, "a cache takes memory as it is used: %ld MB, then %ld with room for 1,613 more", before, after);
+#endif
     rs_engine_close(e);
 }
 
