@@ -49,7 +49,7 @@ while [ $# -gt 0 ]; do
     [ "$1" != --keys ] || screen=$(sed -n 's/^save-roles //p' "$2")
     shift
 done
-[ -z "${screen-}" ] || printf '%s\n' '│   7   43.2 MB     2.4' -- aaaa >"$screen"
+[ -z "${screen-}" ] || printf '%s\n' '│   7   43.2 MB     2.4    95.0  34.5%' -- aaaa >"$screen"
 END
     rm -f calls
 }
@@ -86,6 +86,10 @@ good
 sed -i 's/   7   43/   6   43/' build/rankscope
 out=$("$check" --only screen build logs 2>&1)
 tap_like "a screen without the last rank is a failure" "$out" '^0 passed, 1 failed$'
+good
+sed -i "s/│   7 /│ error: no template' '&/" build/rankscope
+out=$("$check" --only screen build logs 2>&1)
+tap_like "so is one with an error on it" "$out" '^0 passed, 1 failed$'
 
 good
 out=$("$check" --gpus 2 build logs 2>&1)
