@@ -1,7 +1,8 @@
 /* Speed of the CUDA backend on models without files: cuda_bench NAME LAYERS RANKS GPUS ONLY_RANK [OPTION...]. LAYERS: a number, 0 all, or fit:GB, as
  * many as leave so many gigabytes of every GPU. ONLY_RANK -1: all ranks. Options: unfused nopdl f32 nccl bf16 invariant batch=N pos=N steps=N (0: no
  * decoding by itself), and
- *   ops      what each launch of a step takes, and at what rate it reads weights and cache (of a step of one sequence)
+ *   ops      what each launch of a step takes, and at what rate it reads weights and cache (of a step of one sequence); more than the memory can do
+ *            where it begins to load while its predecessor still runs
  *   arms     every implementation of the all-reduce, eager and in graphs: a step, the share of all-reduces, when each GPU comes to them
  *   tops     logits are looked at on the device
  *   prefill  also steps of rows=N rows, prompts of segs=N tokens (one prompt), of them mixed=N rows generated ones at `pos` */
@@ -262,8 +263,8 @@ static enum rs_result bench_decode(struct rig *r, const struct bench *b, struct 
     return RS_OK;
 }
 
-/* One way to sum, in one mode. The share of all-reduces is of the rank that spends most time in them. */
-static void one_arm(struct rig *r, const struct bench *b, const char *impl, bool graph)
+/* One way to sum, in one mode: ms of a step, INFINITY where it is refused. The share of all-reduces is of the rank that spends most time in them. */
+static double one_arm(struct rig *r, const struct bench *b, const char *impl, bool graph)
 {
     struct skew skew[RS_MAX_RANKS] = {{0}};
     struct rs_error err = {.msg = ""};
@@ -273,7 +274,7 @@ static void one_arm(struct rig *r, const struct bench *b, const char *impl, bool
         rc = decode(r, b->batch, b->pos, graph, b->steps, ms, skew, &err);
     if (rc != RS_OK) {
         printf("  arm %-10s %s refused: %s\n", impl, graph ? "graph" : "eager", err.msg);
-        return;
+        return INFINITY;
     }
     for (uint32_t k = 0; k < r->prog.n_ranks; k++)
         most = fmax(most, skew[k].whole / b->steps / 1e3);
@@ -281,15 +282,28 @@ static void one_arm(struct rig *r, const struct bench *b, const char *impl, bool
            graph ? "graph" : "eager", ms[0], ms[1], ms[2], b->batch * 1e3 / ms[0], backend_cuda_kernels(r->backend), most / ms[0] * 100);
     printf("  logits %016llx\n", (unsigned long long)hash_logits(r, b->batch));
     print_skew(r, skew);
+    return ms[0];
 }
 
+/* All ways; with `ops` what the launches of the fastest one take. */
 static void all_arms(struct rig *r, const struct bench *b)
 {
     size_t n;
-    const struct op_impl *impls = backend_cuda_impls(&n);
+    const struct op_impl *impls = backend_cuda_impls(&n), *best = NULL;
+    double least = INFINITY;
     for (size_t i = 0; i < n; i++)
-        for (int graph = 0; graph < 2 && impls[i].kind == OP_ALLREDUCE; graph++)
-            one_arm(r, b, impls[i].name, graph != 0);
+        for (int graph = 0; graph < 2 && impls[i].kind == OP_ALLREDUCE; graph++) {
+            const double ms = one_arm(r, b, impls[i].name, graph != 0);
+            if (graph != 0 && ms < least) {
+                least = ms;
+                best = &impls[i];
+            }
+        }
+    if (best == NULL || !b->ops || b->batch != 1)
+        return;
+    printf("  the fastest again:\n");
+    one_arm(r, b, best->name, true);
+    by_launch(r, b->pos + b->steps);
 }
 
 static enum rs_result bench_prefill(struct rig *r, const struct bench *b, const int32_t *ids, struct rs_error *err)

@@ -112,6 +112,6 @@ rm -rf logs
 out=$("$check" --dry-run --gpus 8 build logs 2>&1)
 tap_eq "a dry run: status" $? 0
 tap_ok "it leaves nothing" test ! -e logs -a ! -e calls
-tap_like "it lists parts with limits and commands" "$out" '^glm5 +90 s .*cuda_bench glm-5 fit:[0-9]+ 8 8 -1 bf16 arms'
+tap_like "it lists parts with limits and commands" "$out" '^glm5 +60 s .*cuda_bench glm-5 fit:[0-9]+ 8 8 -1 bf16 arms ops'
 tap_ok "ten minutes are enough for all limits of eight GPUs" test "$(echo "$out" | sed -n 's/^limits \([0-9]*\) s.*/\1/p')" -le 600
 tap_done
