@@ -99,6 +99,7 @@ tap_like "graph of the story: NCCL's" "$out" '^graph \(nccl\) +43 tokens/s +125\
 tap_like "the best all-reduce" "$out" '^graph, best all-reduce \(flat\) +57 tokens/s +200\.0 tokens/s +3\.51 x'
 tap_like "what is not comparable is called so" "$out" 'not the same work'
 tap_like "as many layers are served as fitted" "$(cat calls)" '^bench --synthetic glm-5 --layers 40 .*--ranks 2 --gpus 2'
+tap_like "two GPUs are not held to the goals of eight" "$out" '^glm-5, 78 layers on 8 GPUs.* not measured'
 tap_like "eight ranks on the screen" "$(cat calls)" '^--local .*--ranks 8 --gpus 2'
 
 out=$("$check" --gpus 3 build logs 2>&1)
