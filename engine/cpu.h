@@ -254,11 +254,15 @@ struct cpu_user_call {
 
 /* Fill in what does not depend on where tensors lie; the share is everything. u must stay where it is. */
 void cpu_user_begin(struct cpu_user_call *u, const struct cpu *c, const struct program *p, const struct op *op, const struct batch *b, uint32_t rank);
+/* For ops on (row, expert) pairs: which pairs there are. r is borrowed. */
+void cpu_user_experts(struct cpu_user_call *u, const struct cpu_routing *r);
 /* Is there nothing to call for, because the rank's part is empty? */
 bool cpu_user_empty(const struct op *op, const struct rankscope_call *c);
 
 /* Group this rank's (row, expert) pairs by expert, from the router's choices. */
 void cpu_group_pairs(const struct cpu_call *k);
+/* The same of a table of choices (rows as in BUF_CHOICE): the pairs of experts `ex`. */
+void cpu_group_rows(const float *choice, size_t stride, uint32_t n_rows, uint32_t n_used, struct shard_range ex, struct cpu_routing *r);
 /* The patch delay=RANK:us, for one of the calls of a rank. */
 void cpu_delay(const struct cpu_call *k);
 

@@ -49,37 +49,41 @@ static void router_choose(const struct cpu_call *k, size_t from, size_t to)
     }
 }
 
-/* Counting sort of this rank's pairs by expert; rows ascend within an expert. */
-void cpu_group_pairs(const struct cpu_call *k)
+/* Counting sort by expert; rows ascend within an expert. */
+void cpu_group_rows(const float *choice, size_t stride, uint32_t n_rows, uint32_t n_used, struct shard_range ex, struct cpu_routing *r)
 {
-    const struct hparams *hp = k->c->hp;
-    struct cpu_routing *r = cpu_routing(k);
-    const struct shard_range ex = shard_of(k->c->shard, (uint32_t)k->op->layer, k->rank)->experts;
     uint32_t n = ex.to - ex.from;
     int32_t at[HP_MAX_EXPERTS + 1];
     memset(r->group, 0, (n + 1) * sizeof *r->group);
-    for (uint32_t i = 0; i < k->b->n_rows; i++) {
-        const int32_t *ids = (const int32_t *)(const void *)cpu_at(k, &k->op->out[1], i);
-        for (uint32_t j = 0; j < hp->n_used; j++)
+    for (uint32_t i = 0; i < n_rows; i++) {
+        const int32_t *ids = (const int32_t *)(const void *)(choice + i * stride);
+        for (uint32_t j = 0; j < n_used; j++)
             if ((uint32_t)ids[j] >= ex.from && (uint32_t)ids[j] < ex.to)
                 r->group[(uint32_t)ids[j] - ex.from + 1]++;
     }
     for (uint32_t e = 0; e < n; e++)
         r->group[e + 1] += r->group[e];
     memcpy(at, r->group, (n + 1) * sizeof *at);
-    for (uint32_t i = 0; i < k->b->n_rows; i++) {
-        const float *choice = cpu_at(k, &k->op->out[1], i);
-        const int32_t *ids = (const int32_t *)(const void *)choice;
-        for (uint32_t j = 0; j < hp->n_used; j++) {
+    for (uint32_t i = 0; i < n_rows; i++) {
+        const float *row = choice + i * stride;
+        const int32_t *ids = (const int32_t *)(const void *)row;
+        for (uint32_t j = 0; j < n_used; j++) {
             uint32_t e = (uint32_t)ids[j];
             if (e < ex.from || e >= ex.to)
                 continue;
             int32_t p = at[e - ex.from]++;
             r->pair_row[p] = (int32_t)i;
-            r->pair_weight[p] = choice[hp->n_used + j];
+            r->pair_weight[p] = row[n_used + j];
         }
     }
     r->n_pairs = (uint32_t)r->group[n];
+}
+
+void cpu_group_pairs(const struct cpu_call *k)
+{
+    struct cpu_routing *r = cpu_routing(k);
+    cpu_group_rows(cpu_at(k, &k->op->out[1], 0), k->prog->width[k->op->out[1].buf][k->rank], k->b->n_rows, k->c->hp->n_used,
+                   shard_of(k->c->shard, (uint32_t)k->op->layer, k->rank)->experts, r);
     if (k->local && cpu_alone(k))
         k->c->rank[k->rank].routing.n_pairs = r->n_pairs; /* observers ask for it */
 }

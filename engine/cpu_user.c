@@ -94,14 +94,24 @@ void cpu_user_begin(struct cpu_user_call *u, const struct cpu *c, const struct p
         const struct shard_range h = shard_of(c->shard, (uint32_t)op->layer, rank)->heads;
         u->call.n_heads = h.to - h.from;
     }
+    if (op->kind == OP_EMBED) {
+        u->call.tokens = b->token;
+        u->call.first_token = plan_view(p, rank, op->w[0])->row0;
+    }
     if (op->kind == OP_ROUTER)
         u->call.router = (struct rankscope_router){.n_experts = hp->n_experts, .n_used = hp->n_used, .n_groups = hp->n_groups, .n_groups_used = hp->n_groups_used,
                                                    .sigmoid = hp->gating == HP_GATING_SIGMOID, .normalise = hp->expert_norm, .scale = hp->expert_scale};
 }
 
+void cpu_user_experts(struct cpu_user_call *u, const struct cpu_routing *r)
+{
+    const struct shard_range ex = shard_of(u->c->shard, (uint32_t)u->op->layer, u->rank)->experts;
+    u->call.experts = (struct rankscope_experts){.n = ex.to - ex.from, .n_pairs = r->n_pairs, .group = r->group, .row = r->pair_row, .weight = r->pair_weight};
+}
+
 bool cpu_user_empty(const struct op *op, const struct rankscope_call *c)
 {
-    return c->out[0].rows == 0 || c->out[0].width == 0 || c->in[0].width == 0 || (op->n_w != 0 && c->w[0].rows + c->w[1].rows == 0);
+    return c->out[0].rows == 0 || c->out[0].width == 0 || (c->in[0].width == 0 && op->in[0].buf != BUF_NONE) || (op->n_w != 0 && c->w[0].rows + c->w[1].rows == 0);
 }
 
 /* Nothing is called for an empty shard; a partial sum still needs its zeros. */
@@ -195,10 +205,16 @@ static void run_user(const struct cpu_call *k)
         return;
     }
     const bool own = k->local && k->c->local[k->worker].buf[k->op->out[0].buf] != NULL; /* every worker needs all of it */
+    const bool experts = k->op->kind == OP_MOE_GATE_UP || k->op->kind == OP_MOE_DOWN;
     const uint32_t rows = k->op->per_pair ? cpu_routing(k)->n_pairs : cpu_rows(k);
     cpu_user_begin(&u, k->c, k->prog, k->op, k->b, k->rank);
     for (int i = 0; i < 2; i++)
         u.call.in[i] = tensor(k, &k->op->in[i], rows);
+    if (experts) { /* from rows to pairs, or back */
+        cpu_user_experts(&u, cpu_routing(k));
+        u.call.in[0].rows = k->op->per_pair ? cpu_rows(k) : u.call.experts.n_pairs;
+        u.call.in[1] = (struct rankscope_tensor){.data = NULL};
+    }
     u.call.out[0] = tensor(k, &k->op->out[0], rows);
     if (k->op->kind == OP_MLA && k->op->in[1].buf == BUF_ISEL && !k->choice->dense) {
         u.sel = u.call.in[1].data;

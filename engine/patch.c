@@ -16,7 +16,8 @@
 
 #define K(kind) (1u << OP_##kind)
 #define PATCHABLE \
-    (K(RMSNORM) | K(LINEAR) | K(QKV_A) | K(GATE_UP) | K(SILU_MUL) | K(MOE_SILU_MUL) | K(ADD) | K(ROPE_Q) | K(KV_STORE) | K(MLA) | K(ROUTER) | K(ALLREDUCE))
+    (K(EMBED) | K(RMSNORM) | K(LINEAR) | K(QKV_A) | K(GATE_UP) | K(SILU_MUL) | K(MOE_GATE_UP) | K(MOE_SILU_MUL) | K(MOE_DOWN) | K(ADD) | K(ROPE_Q) | K(KV_STORE) | \
+     K(MLA) | K(ROUTER) | K(ALLREDUCE))
 #define ALL_LINEAR (K(LINEAR) | K(QKV_A) | K(GATE_UP) | K(MOE_GATE_UP) | K(MOE_DOWN) | K(MLA))
 
 /* Between hosts NCCL is many times faster than what goes through host memory. */

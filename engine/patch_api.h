@@ -20,6 +20,11 @@
  *                 [latent | key]; row i attends to positions 0 .. pos[i], or to those that selected() lists. A head's key is [k_b^T latent | key], its
  *                 value v_b latent, scores are multiplied by `scale`; w[0] = k_b (matrix by head: kv_lora rows of nope), w[1] = v_b (v_head rows of
  *                 kv_lora)
+ *   embed         out[0] = the row of w[0] of each token: tokens[row] - first_token, zeros where this rank has no such row
+ *   moe_gate_up   for each (row, expert) pair of the batch: in[0] at the pair's row -> out[0] at the pair, slots w[0], w[1] side by side, matrix by expert.
+ *                 See struct rankscope_experts
+ *   moe_down      in[0] at each pair, times w[0] (matrix by expert) -> out[0] = a row's sum over its pairs, each times its weight, experts ascending;
+ *                 zeros for a row that has none here
  *   router        in[0] -> out[0] = gating function of in[0] w[0]^T, n_experts values; then n_used experts to ids and what they count to weights.
  *                 w[1]: one row that is added for the choice alone, or no rows. See struct rankscope_router
  *   allreduce     out[0] of every rank, ranks[0 .. n_ranks - 1] (rows and stride of out[0]), becomes the sum over all ranks. The share is of all that
@@ -45,7 +50,7 @@ struct rankscope_weight {
     size_t stride;         /* bytes from row to row */
     size_t bytes_per_256;  /* bytes of 256 consecutive values of a row */
     void (*dequant)(uint32_t type, const void *src, float *dst, size_t n); /* n values, whole blocks; any thread */
-    uint32_t n_mats;       /* matrices of so many rows, one after the other: mla, one per head */
+    uint32_t n_mats;       /* matrices of so many rows, one after the other: mla, one per head; experts */
     size_t mat_stride;     /* bytes from matrix to matrix */
 };
 
@@ -60,6 +65,15 @@ struct rankscope_router {
     int32_t *ids;          /* [rows][stride] numbers of experts from 0 */
     float *weights;        /* [rows][stride] */
     size_t stride;         /* values from row to row of both */
+};
+
+/* The pairs (row, expert) that the router made of the batch, those of this rank's experts alone, by expert: pairs group[e] .. group[e + 1] - 1 are of expert
+ * e of 0 .. n - 1, which is matrix e of the weights. Rows ascend within an expert. */
+struct rankscope_experts {
+    uint32_t n, n_pairs;
+    const int32_t *group;  /* [n + 1] */
+    const int32_t *row;    /* [n_pairs] row of the batch */
+    const float *weight;   /* [n_pairs] what the expert counts with for that row */
 };
 
 struct rankscope_call {
@@ -83,6 +97,9 @@ struct rankscope_call {
     const int32_t *(*selected)(const struct rankscope_call *call, uint32_t row, uint32_t *n);    /* n positions, ascending; NULL: all */
     struct rankscope_router router;
     float *const *ranks;
+    struct rankscope_experts experts;  /* moe_gate_up, moe_down */
+    const int32_t *tokens;             /* embed: [rows] */
+    uint32_t first_token;              /* embed: the token of the first row of w[0] */
 };
 
 struct rankscope_patch_v1 {

@@ -7,10 +7,14 @@
 #include <string.h>
 
 enum { ROWS = 5, WIDTH = 96, OUT = 64, HEADS = 3, HEAD = 32, ROPE = 16, NOPE = HEAD - ROPE, POSITIONS = 40, GUARD = 64 };
-enum { LORA = 48, LATENT = LORA + ROPE, V_HEAD = 24, EXPERTS = 16, USED = 4, RANKS = 3, MAX_WIDTH = 2 * OUT, AREAS = 3, CELLS = ROWS * MAX_WIDTH };
+enum { LORA = 48, LATENT = LORA + ROPE, V_HEAD = 24, EXPERTS = 16, USED = 4, RANKS = 3, MAX_WIDTH = 2 * OUT, AREAS = 3 };
+enum { HERE = 3, PAIRS = 7, FIRST = 20, VOCAB = HEADS * OUT, CELLS = PAIRS * MAX_WIDTH }; /* experts of a rank, their pairs; tokens of a rank */
 
 static const float MARK = 123456.0f; /* around outputs */
 static const int32_t POS[ROWS] = {0, 1, 7, 20, 39};
+static const int32_t GROUP[HERE + 1] = {0, 3, 3, PAIRS}, PAIR_ROW[PAIRS] = {0, 2, 4, 0, 1, 2, 4}; /* an expert without rows, a row without experts */
+static const float PAIR_WEIGHT[PAIRS] = {0.5f, 1.25f, 0.75f, 2.0f, 0.25f, 1.0f, 1.5f};
+static const int32_t TOKENS[ROWS] = {FIRST + 7, 3, FIRST, FIRST + VOCAB - 1, FIRST + VOCAB}; /* two are another rank's */
 static const int32_t CHOSEN[] = {0, 5, 6, 19, 20}; /* the positions that row 3 looks at where a selection is made */
 
 /* Memory that the op writes, with marks on both sides. */
@@ -23,7 +27,7 @@ struct area {
 struct test {
     const char *kind;
     uint32_t variant;
-    float in[ROWS * WIDTH], w[2][HEADS * OUT * WIDTH], cos[POSITIONS * ROPE / 2], sin[POSITIONS * ROPE / 2];
+    float in[PAIRS * WIDTH], w[2][HEADS * OUT * WIDTH], cos[POSITIONS * ROPE / 2], sin[POSITIONS * ROPE / 2];
     float cached[ROWS][POSITIONS][LATENT];
     struct area area[AREAS];
     float stored[ROWS * LATENT];  /* what cache_put was given */
@@ -323,6 +327,56 @@ static const char *read_choice(struct test *t)
     return NULL;
 }
 
+static void expect_embed(struct test *t)
+{
+    lay(t, NULL, 0, WIDTH);
+    t->call.in[0] = (struct rankscope_tensor){.data = NULL};
+    t->call.w[0] = weight(t, 0, 1, VOCAB, WIDTH);
+    t->call.tokens = TOKENS;
+    t->call.first_token = FIRST;
+    for (uint32_t i = 0; i < ROWS; i++)
+        for (uint32_t j = 0; j < WIDTH; j++) {
+            int32_t r = TOKENS[i] - FIRST;
+            t->area[0].want[i * WIDTH + j] = r >= 0 && r < VOCAB ? (double)t->w[0][r * WIDTH + (int32_t)j] : 0;
+        }
+}
+
+static uint32_t expert_of(uint32_t pair)
+{
+    uint32_t e = 0;
+    while ((int32_t)pair >= GROUP[e + 1])
+        e++;
+    return e;
+}
+
+static void lay_experts(struct test *t)
+{
+    t->call.experts = (struct rankscope_experts){HERE, PAIRS, GROUP, PAIR_ROW, PAIR_WEIGHT};
+    t->call.w[0] = weight(t, 0, HERE, OUT, WIDTH);
+}
+
+static void expect_moe_gate_up(struct test *t)
+{
+    lay(t, t->in, WIDTH, 2 * OUT);
+    lay_experts(t);
+    t->call.w[1] = weight(t, 1, HERE, OUT, WIDTH);
+    t->call.out[0].rows = PAIRS;
+    t->area[0].n = PAIRS * 2 * OUT;
+    for (uint32_t p = 0; p < PAIRS; p++)
+        for (uint32_t j = 0; j < 2 * OUT; j++)
+            t->area[0].want[p * 2 * OUT + j] = dot(t->in + PAIR_ROW[p] * WIDTH, t->w[j / OUT] + (expert_of(p) * OUT + j % OUT) * WIDTH, WIDTH);
+}
+
+static void expect_moe_down(struct test *t)
+{
+    lay(t, t->in, WIDTH, OUT);
+    lay_experts(t);
+    t->call.in[0].rows = PAIRS;
+    for (uint32_t p = 0; p < PAIRS; p++)
+        for (uint32_t j = 0; j < OUT; j++)
+            t->area[0].want[(uint32_t)PAIR_ROW[p] * OUT + j] += (double)PAIR_WEIGHT[p] * dot(t->in + p * WIDTH, t->w[0] + (expert_of(p) * OUT + j) * WIDTH, WIDTH);
+}
+
 static void expect_allreduce(struct test *t)
 {
     lay(t, NULL, 0, WIDTH);
@@ -345,7 +399,8 @@ static const struct {
     void (*expect)(struct test *t);
 } KINDS[] = {{"rmsnorm", 1, expect_rmsnorm}, {"linear", 2, expect_linear}, {"qkv_a", 2, expect_linear}, {"gate_up", 1, expect_linear},
              {"silu_mul", 1, expect_silu_mul}, {"moe_silu_mul", 1, expect_silu_mul}, {"add", 1, expect_add}, {"rope", 1, expect_rope},
-             {"kv_store", 1, expect_kv_store}, {"mla", 2, expect_mla}, {"router", 2, expect_router}, {"allreduce", 1, expect_allreduce}};
+             {"kv_store", 1, expect_kv_store}, {"mla", 2, expect_mla}, {"router", 2, expect_router}, {"allreduce", 1, expect_allreduce},
+             {"embed", 1, expect_embed}, {"moe_gate_up", 1, expect_moe_gate_up}, {"moe_down", 1, expect_moe_down}};
 
 /* ---- running ---- */
 
@@ -448,7 +503,9 @@ bool patch_test(const struct rankscope_patch_v1 *patch, patch_test_fn run, void 
     while (kind < (int)(sizeof KINDS / sizeof KINDS[0]) && strcmp(KINDS[kind].name, patch->kind) != 0)
         kind++;
     if (kind == (int)(sizeof KINDS / sizeof KINDS[0])) {
-        snprintf(say, cap, "there is no op kind '%.40s' that a patch can take over", patch->kind);
+        int at = snprintf(say, cap, "kind '%.40s' is none of", patch->kind);
+        for (size_t i = 0; i < sizeof KINDS / sizeof KINDS[0] && at > 0 && (size_t)at < cap; i++)
+            at += snprintf(say + at, cap - (size_t)at, "%s %s", i > 0 ? "," : "", KINDS[i].name);
         return false;
     }
     struct test *t = malloc(sizeof *t);

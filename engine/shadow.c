@@ -179,17 +179,38 @@ static enum rs_result output_before(const struct shadow_step *s, const struct op
     return rc;
 }
 
+/* The pairs of this rank's experts, made again from what was chosen. false in *all: not all rows of the step were kept. */
+static enum rs_result group(const struct shadow_step *s, const struct op *o, uint32_t rank, struct cpu_routing *r, bool *all, struct rs_error *err)
+{
+    const struct hparams *hp = s->rt->prog.hp;
+    const struct probe_copied *choice = kept(s, o, true, 1, rank);
+    *all = choice->rows == s->batch->n_rows;
+    if (!cpu_routing_alloc(r, hp->n_experts, (size_t)choice->rows * hp->n_used + 1))
+        return error_set(err, RS_ENOMEM, "out of memory for a shadow");
+    const struct cpu *c = (const struct cpu *)s->rt->backend;
+    cpu_group_rows(choice->data, choice->width, choice->rows, hp->n_used, shard_of(c->shard, (uint32_t)o->layer, rank)->experts, r);
+    const uint32_t in = kept(s, o, true, 0, rank)->rows, out = kept(s, o, false, 0, rank)->rows;
+    *all = *all && (o->per_pair ? out : in) == r->n_pairs;
+    return RS_OK;
+}
+
 static enum rs_result one_rank(const struct shadow_step *s, const struct patch_user *user, const struct op *o, uint32_t rank, struct shadow_finding *f,
                                struct rs_error *err)
 {
     struct cpu_user_call u;
+    struct cpu_routing pairs = {.group = NULL};
+    bool all = true;
     struct tensor in = as_tensor(kept(s, o, true, 0, rank)), old = as_tensor(kept(s, o, false, 0, rank)), out = {.data = NULL}, side = {.data = NULL};
     const struct hparams *hp = s->rt->prog.hp;
     cpu_user_begin(&u, (const struct cpu *)s->rt->backend, &s->rt->prog, o, s->batch, rank);
     enum rs_result rc = output_before(s, o, rank, &out, err);
     u.call.in[0] = words(in_place(o) ? &out : &in);
     u.call.out[0] = words(&out);
-    if (rc != RS_OK || cpu_user_empty(o, &u.call))
+    if (rc == RS_OK && (o->kind == OP_MOE_GATE_UP || o->kind == OP_MOE_DOWN)) {
+        rc = group(s, o, rank, &pairs, &all, err);
+        cpu_user_experts(&u, &pairs);
+    }
+    if (rc != RS_OK || !all || cpu_user_empty(o, &u.call))
         goto end;
     if (o->kind == OP_ROUTER)
         rc = make(out.rows, 2 * hp->n_used, &side, err);
@@ -208,13 +229,14 @@ static enum rs_result one_rank(const struct shadow_step *s, const struct patch_u
         rc = run(user, &u.call, err);
     if (rc != RS_OK)
         goto end;
-    f->rows = rank == 0 ? out.rows : f->rows;
+    f->rows = out.rows > f->rows ? out.rows : f->rows;
     fold(f, rank, &out, &old);
     if (o->kind == OP_ROUTER)
         rc = compare_choice(s, o, rank, &side, f, err);
     else if (o->kind == OP_KV_STORE)
         rc = compare_stored(&u, &side, f, err);
 end:
+    cpu_routing_free(&pairs);
     tensor_free(&out);
     tensor_free(&side);
     return rc;

@@ -29,7 +29,7 @@ struct shadow_finding {
     struct delta delta;  /* of the rank and output that are furthest apart */
     double rel;          /* its relative L2; INFINITY: not comparable, or not finite in one of the two */
     uint32_t rank;
-    uint32_t rows;       /* rows that were compared on the first rank; 0: the op had nothing to do */
+    uint32_t rows;       /* rows that were compared; 0: the op had nothing to do, or (experts) had more rows than were kept */
     uint64_t other_sets; /* router: rows with other experts */
 };
 

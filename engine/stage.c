@@ -241,7 +241,7 @@ static bool kind_of(const char *name, enum op_kind *out)
     static const struct { const char *name; enum op_kind kind; } KINDS[] = {
         {"rmsnorm", OP_RMSNORM}, {"linear", OP_LINEAR}, {"qkv_a", OP_QKV_A}, {"gate_up", OP_GATE_UP}, {"silu_mul", OP_SILU_MUL},
         {"moe_silu_mul", OP_MOE_SILU_MUL}, {"add", OP_ADD}, {"rope", OP_ROPE_Q}, {"kv_store", OP_KV_STORE}, {"mla", OP_MLA}, {"router", OP_ROUTER},
-        {"allreduce", OP_ALLREDUCE}};
+        {"allreduce", OP_ALLREDUCE}, {"embed", OP_EMBED}, {"moe_gate_up", OP_MOE_GATE_UP}, {"moe_down", OP_MOE_DOWN}};
     for (size_t i = 0; i < sizeof KINDS / sizeof KINDS[0]; i++)
         if (strcmp(KINDS[i].name, name) == 0) {
             *out = KINDS[i].kind;
@@ -337,7 +337,7 @@ static void finish(struct engine *e, int status, bool late)
     struct stage *s = e->stage;
     struct rs_error err;
     struct patch_user *u = NULL;
-    char log[300];
+    char log[480];
     const unsigned long failures = engine_json_failures(e);
     struct msg m = {.slot = s->slot, .id = s->id, .reply = json_object()};
     enum rs_result rc = judge(s, status, late, log, sizeof log, &err);

@@ -411,6 +411,15 @@ static void take_text(lua_State *L, const char *key, char *to, size_t cap, const
     lua_pop(L, 1);
 }
 
+/* Tokens and (row, expert) pairs are not handed to Lua, and its tensors have the same rows on both sides. */
+static void check_kind(lua_State *L, const struct hosted *h)
+{
+    static const char *const IN_C[] = {"embed", "moe_gate_up", "moe_down"};
+    for (size_t i = 0; i < sizeof IN_C / sizeof IN_C[0]; i++)
+        if (strcmp(h->kind, IN_C[i]) == 0)
+            luaL_error(L, "%s: a patch in Lua cannot take over ops of kind %s, one in C can", h->chunk + 1, h->kind);
+}
+
 static int load_file(lua_State *L)
 {
     const struct loading *a = lua_touserdata(L, 1);
@@ -426,6 +435,7 @@ static int load_file(lua_State *L)
         return luaL_error(L, "%s: it must return a table with name, kind, help and run", h->chunk + 1);
     take_text(L, "name", h->name, sizeof h->name, h->chunk);
     take_text(L, "kind", h->kind, sizeof h->kind, h->chunk);
+    check_kind(L, h);
     take_text(L, "help", h->help, sizeof h->help, h->chunk);
     if (lua_getfield(L, 1, "run") != LUA_TFUNCTION)
         return luaL_error(L, "%s: the table that it returns needs run, a function", h->chunk + 1);

@@ -42,11 +42,14 @@ nobase_dist_pkgdata_DATA += \
 	engine/patch_test.h \
 	scripts/patches/allreduce-exact.c \
 	scripts/patches/kv_store-plain.c \
+	scripts/patches/embed-plain.c \
 	scripts/patches/linear-plain.c \
 	scripts/patches/mla-plain.c \
 	scripts/patches/rmsnorm-plain.c \
 	scripts/patches/rmsnorm-plain.cu \
 	scripts/patches/rmsnorm.lua \
+	scripts/patches/moe_down-plain.c \
+	scripts/patches/moe_gate_up-plain.c \
 	scripts/patches/router-plain.c \
 	scripts/patches/router.lua \
 	scripts/patches/selftest.c \

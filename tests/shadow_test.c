@@ -54,7 +54,8 @@ static void load(struct rs_engine *e, const char *path)
 static void test_kinds(struct rs_engine *e, const char *mode, int32_t plain[STREAMS][TOKENS])
 {
     static const struct { const char *name; double limit; } IMPLS[] = {{"rmsnorm-lua", 1e-6}, {"mla-plain", 3e-2}, {"kv_store-plain", 1e-3}, {"router-plain", 1e-5},
-                                                                         {"allreduce-exact", 1e-6}, {"linear-plain", 3e-2}};
+                                                                         {"allreduce-exact", 1e-6}, {"linear-plain", 3e-2},
+                                                                         {"moe_gate_up-plain", 3e-2}, {"moe_down-plain", 3e-2}};
     int32_t got[STREAMS][TOKENS];
     for (size_t i = 0; i < sizeof IMPLS / sizeof IMPLS[0]; i++) {
         json_decref(talk(e, "patch.live", "{'impl':'%s','steps':30}", IMPLS[i].name));
@@ -135,7 +136,7 @@ static void test_ends(struct rs_engine *e)
 
 int main(void)
 {
-    static const char *const FILES[] = {"mla-plain.c", "kv_store-plain.c", "router-plain.c", "allreduce-exact.c", "linear-plain.c", "rmsnorm.lua"};
+    static const char *const FILES[] = {"mla-plain.c", "kv_store-plain.c", "router-plain.c", "allreduce-exact.c", "linear-plain.c", "rmsnorm.lua", "moe_gate_up-plain.c", "moe_down-plain.c"};
     static const char *const MODES[] = {"graph", "eager"};
     int32_t plain[STREAMS][TOKENS];
     char path[256];

@@ -15,7 +15,7 @@ static bool run(void *arg, const struct rankscope_call *call, char *say, size_t 
 
 int main(void)
 {
-    char say[300];
+    char say[400];
     double worst;
     if (!patch_test(&rankscope_patch, run, NULL, true, &worst, say, sizeof say)) {
         printf("%s\n", say);
