@@ -67,7 +67,8 @@ CUDA_SOURCES = \
 	kernels/cuda/probe.cu \
 	kernels/cuda/route_many.cu \
 	kernels/cuda/router.cu \
-	kernels/cuda/rows.cu
+	kernels/cuda/rows.cu \
+	kernels/cuda/two_shot.cu
 EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/attn.cuh \
 	kernels/cuda/bulk.cuh \

@@ -244,6 +244,31 @@ struct kcu_join {
 };
 cudaError_t kcu_join(const struct kcu_launch *l, const struct kcu_join *a);
 
+#define KCU_TWO_SHOT_BLOCKS 128
+
+/* The sum alone, over ranks on several GPUs, for long messages: the bits of kcu_join() without tree. n values a rank, a multiple of 4, one after the other;
+ * every GPU's are written by all. */
+struct kcu_two_shot {
+    float *part[KCU_MAX_RANKS]; /* of every rank, as this GPU sees them */
+    size_t n;
+    bool bf16;
+    uint32_t n_ranks, rank0, n_local; /* this GPU's ranks */
+    uint32_t n_gpus, gpu;
+    uint8_t gpu_of[KCU_MAX_RANKS], rank_of[KCU_MAX_GPUS]; /* rank_of: the first rank of a GPU */
+    void *sent[KCU_MAX_GPUS];      /* [n_ranks][room] summands in units of four values (f32, or bf16) that a GPU gets */
+    size_t room;                   /* at least a GPU's part of the values */
+    uint32_t *flags[KCU_MAX_GPUS]; /* [2][KCU_TWO_SHOT_BLOCKS][KCU_MAX_GPUS], zeros at first */
+    uint32_t max_blocks;           /* at most KCU_TWO_SHOT_BLOCKS, and no more than any GPU has multiprocessors; the same everywhere */
+    const uint32_t *epoch;         /* these as in kcu_join */
+    uint32_t ordinal;
+    uint32_t *fault;
+    uint64_t timeout_ns;
+    int32_t delay_rank;
+    uint32_t delay_ns;
+    uint64_t *ready;
+};
+cudaError_t kcu_two_shot(const struct kcu_launch *l, const struct kcu_two_shot *a);
+
 cudaError_t kcu_quantise(const struct kcu_launch *l, const struct kcu_rows_in *in, uint32_t n, uint32_t width, uint8_t *q8);
 cudaError_t kcu_add(const struct kcu_launch *l, const float *x, float *y, size_t n);
 cudaError_t kcu_pick(const struct kcu_launch *l, const float *x, size_t x_pitch, const int32_t *rows, uint32_t n, uint32_t width, float *y,
