@@ -109,11 +109,40 @@ static void cell_pair(struct table *t, const json_t *o, const char *first, const
     table_cell(t, "%s / %s", units_us(a, js_num(o, first, NAN)), units_us(b, js_num(o, second, NAN)));
 }
 
+/* What was measured when the model was opened, and what allreduce=auto makes of it. */
+static void view_sweep(struct out *o, const json_t *choice)
+{
+    const json_t *sweep = json_object_get(choice, "sweep"), *from = json_object_get(choice, "two_shot_from_rows");
+    static const char *const dtypes[] = {"f32", "bf16"};
+    if (json_array_size(sweep) == 0)
+        return;
+    for (size_t i = 0; i < 2; i++) {
+        const json_int_t rows = js_int(from, dtypes[i], 0);
+        if (rows > 0)
+            out_printf(o, OUT_TEXT, "allreduce=auto, payload %s: two-shot from %lld rows on\n", dtypes[i], (long long)rows);
+        else
+            out_printf(o, OUT_TEXT, "allreduce=auto, payload %s: always flat\n", dtypes[i]);
+    }
+    out_printf(o, OUT_TEXT, "measured when the model was opened, in %.0f ms:\n", js_num(choice, "took_ms", NAN));
+    struct table *t = table_new("payload|>rows|>bytes|>flat|>two-shot");
+    for (size_t i = 0; i < json_array_size(sweep); i++) {
+        const json_t *s = json_array_get(sweep, i);
+        char bytes[32];
+        table_cell(t, "%s", js_str(s, "dtype", "n/a"));
+        table_cell(t, "%lld", (long long)js_int(s, "rows", 0));
+        table_cell(t, "%s", units_bytes(bytes, js_num(s, "bytes", NAN)));
+        cell_us(t, s, "flat_us");
+        cell_us(t, s, "two_shot_us");
+    }
+    table_print(t, o);
+}
+
 void view_allreduce(struct out *o, const json_t *ar)
 {
     const json_t *ranks = json_object_get(ar, "ranks");
     if (json_array_size(ranks) == 0 || js_int(json_array_get(ranks, 0), "count", 0) == 0) {
         out_str(o, OUT_TEXT, "no all-reduce has run yet\n");
+        view_sweep(o, json_object_get(ar, "auto"));
         return;
     }
     char n[32], bytes[32];
@@ -138,6 +167,7 @@ void view_allreduce(struct out *o, const json_t *ar)
             table_cell(t, "%s", js_str(r, "host", "n/a"));
     }
     table_print(t, o);
+    view_sweep(o, json_object_get(ar, "auto"));
 }
 
 /* ---- the ledger ---------------------------------------------------------------------------------------------------------------------- */
@@ -176,7 +206,7 @@ static bool view_ops(struct out *o, const json_t *ops, const char *heading)
     for (size_t i = 0; i < json_array_size(ops); i++) {
         const json_t *op = json_array_get(ops, i);
         double bytes = 0, us = op_us(op, &bytes);
-        char *key = xasprintf("%s %s %s %s %d %d", js_str(op, "kind", ""), js_str(op, "impl", ""), js_str(op, "arith", ""), js_str(op, "why", ""),
+        char *key = xasprintf("%s %s %s %s %s %d %d", js_str(op, "kind", ""), js_str(op, "impl", ""), js_str(op, "ran_as", ""), js_str(op, "arith", ""), js_str(op, "why", ""),
                               js_bool(op, "in_graph", false), js_bool(op, "capturable", true));
         layers_add(&l, op, js_str(op, "site", "?"), key, us)->bytes += bytes;
         reads |= bytes > 0;
@@ -192,7 +222,11 @@ static bool view_ops(struct out *o, const json_t *ops, const char *heading)
         table_cell(t, "%s", l.groups[i].pattern);
         table_cell(t, "%s", layers);
         table_cell(t, "%s", js_str(op, "kind", "n/a"));
-        table_cell(t, "%s", js_str(op, "impl", "n/a"));
+        const char *impl = js_str(op, "impl", "n/a"), *ran_as = js_str(op, "ran_as", impl);
+        if (strcmp(ran_as, impl) != 0)
+            table_cell(t, "%s (%s)", impl, ran_as);
+        else
+            table_cell(t, "%s", impl);
         table_cell(t, "%s", js_str(op, "arith", "-"));
         table_cell(t, "%s", js_str(op, "why", "n/a"));
         table_cell(t, "%s", js_bool(op, "in_graph", false) ? "in" : js_bool(op, "capturable", true) ? "out" : "out, cannot be captured");

@@ -71,6 +71,20 @@ struct backend_graph {
     uint64_t bytes;  /* on all ranks together */
 };
 
+/* All-reduces of several sizes, timed when the backend was opened: what allreduce=auto goes by. */
+#define BACKEND_MAX_SWEEP 24
+struct backend_sweep {
+    uint32_t n; /* 0: there is nothing to choose */
+    struct {
+        uint32_t rows;
+        uint64_t bytes; /* of a rank's payload */
+        bool bf16;
+        double flat_us, two_shot_us;
+    } at[BACKEND_MAX_SWEEP];
+    uint32_t from_rows[2]; /* two shots from so many rows on, payload f32 and bf16; 0: never */
+    double took_ms;
+};
+
 struct backend_ops {
     const char *name;
     bool inspects_next; /* runs observers in steps of the NextN block too */
@@ -123,6 +137,10 @@ struct backend_ops {
     void (*retire)(struct backend *, uint64_t generation);
     /* The graphs that are kept, oldest first: fills in up to cap, returns how many there are. */
     uint32_t (*graphs)(struct backend *, struct backend_graph *out, uint32_t cap);
+    /* NULL: this backend does not choose by size. */
+    const struct backend_sweep *(*sweep)(struct backend *);
+    /* The implementation that a choice came down to in the last step, where it leaves that open. NULL: it does what it is called. */
+    const char *(*ran_as)(struct backend *, const struct program *, const struct choice *);
 };
 
 struct backend {

@@ -218,6 +218,10 @@ static enum rs_result alloc_gpu(struct cuda_gpu *g, struct rs_error *err)
     const uint32_t senders = c->lim.peers > c->n_ranks ? c->lim.peers : c->n_ranks;
     if (rc == RS_OK && (c->n_gpus > 1 || c->lim.peers > 1))
         rc = zeroed(g, &g->recv, 2 * senders * c->slot_packets * sizeof(uint4), "receive buffers", err);
+    if (rc == RS_OK && c->two_shot_room != 0)
+        rc = zeroed(g, &g->sent, c->n_ranks * c->two_shot_room * 4 * sizeof(float), "summands of all-reduces", err);
+    if (rc == RS_OK && c->two_shot_room != 0)
+        rc = zeroed(g, &g->flags, 2 * KCU_TWO_SHOT_BLOCKS * KCU_MAX_GPUS * sizeof *g->flags, "flags of all-reduces", err);
     if (rc == RS_OK && c->n_gpus > 1)
         rc = cuda_clock_open(g, err);
     if (rc == RS_OK)
@@ -314,6 +318,8 @@ static void close_gpu(struct cuda_gpu *g)
         (void)cudaFree(g->half_scale[k]);
     }
     (void)cudaFree(g->recv);
+    (void)cudaFree(g->sent);
+    (void)cudaFree(g->flags);
     (void)cudaFree(g->payload);
     (void)cudaFree(g->probe_parts);
     (void)cudaFree(g->probe_arrived);
@@ -520,6 +526,21 @@ static uint32_t cuda_graphs(struct backend *b, struct backend_graph *out, uint32
     return cuda_exec_graphs((struct cuda *)b, out, cap);
 }
 
+static const struct backend_sweep *cuda_sweep_of(struct backend *b)
+{
+    return &((const struct cuda *)b)->sweep;
+}
+
+/* What an all-reduce of the last step was: a name of CUDA_IMPLS. */
+static const char *cuda_ran_as(struct backend *b, const struct program *p, const struct choice *ch)
+{
+    const struct cuda *c = (const struct cuda *)b;
+    const uint32_t rows = c->ran_rows[cuda_prog(c, p)];
+    if (ch->impl->kind != OP_ALLREDUCE || strcmp(ch->impl->name, "auto") != 0 || rows == 0)
+        return ch->impl->name;
+    return cuda_reduce_how(c, ch, rows) == CUDA_REDUCE_TWO_SHOT ? "two-shot" : "flat";
+}
+
 static void cuda_retire(struct backend *b, uint64_t generation)
 {
     cuda_exec_retire((struct cuda *)b, generation);
@@ -558,6 +579,9 @@ enum rs_result cuda_prepare(struct cuda *c, const struct program *p, const struc
         c->prepared = joined == RS_OK ? c->prepared : 0;
         return joined;
     }
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        if (c->n_gpus == 1 && p->ops[i].kind == OP_ALLREDUCE && strcmp(choices[i].impl->name, "two-shot") == 0)
+            return error_set(err, RS_EUNSUPPORTED, "op %s: allreduce=two-shot takes several GPUs; this model is on one (use flat, or auto)", p->ops[i].site);
     for (uint32_t i = 0; i < p->n_ops && ch == NULL; i++)
         if (p->ops[i].kind == OP_ALLREDUCE && strcmp(choices[i].impl->name, "nccl") == 0)
             ch = &choices[i];
@@ -606,6 +630,8 @@ static const struct backend_ops CUDA_OPS = {
     .memory = cuda_memory,
     .retire = cuda_retire,
     .graphs = cuda_graphs,
+    .sweep = cuda_sweep_of,
+    .ran_as = cuda_ran_as,
     .prepare = cuda_prepare_choices,
 };
 
@@ -658,9 +684,15 @@ static enum rs_result open_all(struct cuda *c, struct rs_error *err)
         for (uint32_t j = 0; j < g->n_local; j++)
             g->local[j].rank = g->rank0 + j;
     }
-    int device[KCU_MAX_GPUS];
-    for (uint32_t i = 0; i < c->n_gpus; i++)
+    int device[KCU_MAX_GPUS], sms = 0;
+    c->two_shot_blocks = KCU_TWO_SHOT_BLOCKS;
+    for (uint32_t i = 0; i < c->n_gpus; i++) {
         device[i] = c->gpu[i].device;
+        e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device[i]);
+        if (e != cudaSuccess)
+            return cuda_fail(err, e, "asking for multiprocessors", device[i]);
+        c->two_shot_blocks = (uint32_t)sms < c->two_shot_blocks ? (uint32_t)sms : c->two_shot_blocks;
+    }
     c->nvml = cuda_nvml_watch(device, c->n_gpus);
     enum rs_result rc = cuda_fault_room(c, err);
     if (rc == RS_OK)
@@ -712,6 +744,8 @@ enum rs_result backend_cuda_open(const struct hparams *hp, const struct weights 
     c->kv_row_bytes = (hp->kv_lora + hp->rope) * krn_cache_elem_bytes(lim->cache);
     c->ik_row_bytes = hp->index_heads != 0 ? hp->index_dim * krn_cache_elem_bytes(lim->cache) : 0;
     c->slot_packets = (size_t)(lim->max_rows < CUDA_RECV_ROWS ? lim->max_rows : CUDA_RECV_ROWS) * hp->n_embd / 2;
+    if (c->n_gpus > 1 && lim->span == NULL)
+        c->two_shot_room = ((size_t)(lim->max_rows < CUDA_TWO_SHOT_ROWS ? lim->max_rows : CUDA_TWO_SHOT_ROWS) * hp->n_embd / 4 + c->n_gpus - 1) / c->n_gpus;
     uint64_t tables = (uint64_t)lim->max_rows * (lim->max_keys / lim->block + 2 + CUDA_LIST_WORDS) + 16;
     c->cap_tables = (uint32_t)(tables < 4u << 20 ? tables : 4u << 20);
     for (int i = 0; i < 2; i++)
@@ -725,6 +759,8 @@ enum rs_result backend_cuda_open(const struct hparams *hp, const struct weights 
             rc = error_set(err, RS_EUSAGE, "%u ranks on one GPU; at most %d", c->gpu[i].n_local, KCU_MAX_LOCAL);
     if (rc == RS_OK)
         rc = open_all(c, err);
+    if (rc == RS_OK)
+        rc = cuda_sweep(c, err);
     if (rc != RS_OK) {
         cuda_close(&c->base);
         return rc;

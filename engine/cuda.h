@@ -66,7 +66,7 @@ enum { CUDA_PROMPT_GRAPH = 64 }; /* steps with prompts in them are captured up t
 
 enum { CUDA_TIMEOUT_MS = 10000 }; /* without a configured one */
 
-enum { CUDA_MAX_GRAPHS = 128, CUDA_RECV_ROWS = 64 };
+enum { CUDA_MAX_GRAPHS = 128, CUDA_RECV_ROWS = 64, CUDA_TWO_SHOT_ROWS = 2048 /* of one launch */ };
 
 struct cuda_gpu {
     struct cuda *c;
@@ -83,6 +83,10 @@ struct cuda_gpu {
     uint16_t *half[2];                                    /* activations of products of many rows as f16: of rows, and of (row, expert) pairs */
     float *half_scale[2];
     uint4 *recv;                                          /* packets of all-reduces */
+    void *sent;                                           /* summands of all-reduces in two shots: [n_ranks][two_shot_room] */
+    uint32_t *flags;                                      /* where their blocks meet */
+    cudaGraphExec_t sweep_exec;                           /* of reduces that are being measured */
+    double sweep_us;                                      /* what one takes */
     uint16_t *payload;                                    /* bf16 copy for NCCL */
     uint64_t *stamp, *ready, *done;                       /* pinned; [op][rank] and [op] */
     uint32_t *launched, n_launched, n_kernels, n_reduces; /* of the last walk */
@@ -129,6 +133,10 @@ struct cuda {
     uint8_t gpu_of[RS_MAX_RANKS];
     struct cuda_gpu gpu[KCU_MAX_GPUS];
     size_t kv_row_bytes, ik_row_bytes, slot_packets;
+    size_t two_shot_room;     /* units of four values; 0: there is nothing that two shots would be for */
+    uint32_t two_shot_blocks;
+    struct backend_sweep sweep;
+    const struct sweep *sweeping; /* cuda_sweep.c */
     uint32_t cap_tables, n_tables, cap_ops;
     uint32_t tile_rows; /* prompt rows that attention takes at a time */
     struct cuda_probes *probes[2]; /* armed observers of either program, or NULL: cuda_probe.c */
@@ -154,6 +162,7 @@ struct cuda {
     bool nccl_open;
     uint32_t held_op;     /* of a step that may be held */
     uint32_t n_rows;      /* of the last step */
+    uint32_t ran_rows[2]; /* of the last step of either program, with padding */
     const struct program *last; /* which ran in it */
     uint32_t *pair, n_pairs, pair_rank; /* what cuda_look_pairs() found last */
     struct cuda_nvml *nvml; /* or NULL */
@@ -283,6 +292,14 @@ void cuda_span_look(struct cuda *c);
 enum rs_result cuda_span_wait(struct cuda_gpu *g, struct comm_nccl *n, const struct program *p, struct rs_error *err);
 bool cuda_span_stopped(const struct cuda *c);
 void cuda_span_leave(struct cuda_gpu *g);
+
+/* cuda_sweep.c: time reduces of several sizes, flat and in two shots, and decide from how many rows on auto takes two. When everything is open. */
+enum rs_result cuda_sweep(struct cuda *c, struct rs_error *err);
+
+/* cuda_op_join.c: how an all-reduce of so many rows is done by a choice, and how many epochs it takes. */
+enum cuda_reduce { CUDA_REDUCE_FLAT, CUDA_REDUCE_TWO_SHOT, CUDA_REDUCE_NCCL };
+enum cuda_reduce cuda_reduce_how(const struct cuda *c, const struct choice *ch, uint32_t rows);
+uint32_t cuda_reduce_epochs(const struct cuda *c, const struct choice *ch, uint32_t rows);
 
 /* cuda_clock.c. align: between steps; does nothing while the last calibration is young. us: a GPU's stamp on the clock of GPU 0, since its `zero`. */
 enum rs_result cuda_clock_open(struct cuda_gpu *g, struct rs_error *err);

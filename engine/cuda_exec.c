@@ -360,6 +360,7 @@ enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, stru
         memset(c->gpu[k].stamp, 0, ((size_t)c->cap_ops * c->n_ranks + 1) * sizeof(uint64_t)),
             memset(c->gpu[k].ready, 0, c->cap_ops * sizeof(uint64_t));
     c->n_rows = s->batch->n_rows;
+    c->ran_rows[cuda_prog(c, p)] = s->graph ? s->batch->bucket : s->batch->n_rows;
     c->last = p;
     c->n_pairs = 0;
     c->held_op = p->n_ops - 1;
@@ -374,7 +375,7 @@ enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, stru
     c->stuck.asks = false;
     c->epoch += c->gpu[0].n_reduces;
     if (rc == RS_OK)
-        rc = cuda_fault_waiting(c, p, s->graph ? s->batch->bucket : s->batch->n_rows, err);
+        rc = cuda_fault_waiting(c, p, c->ran_rows[cuda_prog(c, p)], err);
     else if (rc == RS_EENGINE)
         rc = cuda_fault_step(c, err);
     rc = cuda_span_end(c, p, rc, err);

@@ -27,6 +27,13 @@ static struct need of_rank(const struct cuda *c, uint32_t rank)
     return n;
 }
 
+/* What a GPU needs for all-reduces. */
+static double of_reduces(const struct cuda *c)
+{
+    const double packets = 2.0 * (c->lim.peers > c->n_ranks ? c->lim.peers : c->n_ranks) * (double)c->slot_packets * sizeof(uint4);
+    return c->n_gpus > 1 || c->lim.peers > 1 ? packets + (double)c->n_ranks * (double)c->two_shot_room * 4 * sizeof(float) : 0;
+}
+
 /* What else would do, in an operator's words. */
 static void advise(const struct cuda *c, const struct need *n, double have, double all_weights, uint32_t ranks, char *out, size_t cap)
 {
@@ -52,7 +59,7 @@ enum rs_result cuda_fault_room(struct cuda *c, struct rs_error *err)
         all_weights += (double)cuda_load_bytes(c, r);
     for (uint32_t k = 0; k < c->n_gpus; k++) {
         struct cuda_gpu *g = &c->gpu[k];
-        struct need n = {0};
+        struct need n = {.rest = of_reduces(c)};
         size_t have = 0, total = 0;
         char advice[240];
         for (uint32_t i = 0; i < g->n_local; i++) {
@@ -138,14 +145,15 @@ void cuda_fault_look(struct cuda *c)
             __atomic_store_n(&c->fault[k], GIVEN_UP, __ATOMIC_RELAXED);
 }
 
-/* The all-reduce that a GPU gave up in; fault words count launches, of which a reduce of many rows has several. */
-static uint32_t gave_up_in(const struct program *p, uint32_t word, uint32_t chunks)
+/* The all-reduce that a GPU gave up in; fault words count epochs, of which a reduce of many rows may have several. */
+static uint32_t gave_up_in(const struct cuda *c, const struct program *p, uint32_t word, uint32_t rows)
 {
     uint32_t n = (word & 0xffffff) - 1, i = 0;
     for (; i < p->n_ops; i++) {
-        if (p->ops[i].kind == OP_ALLREDUCE && n < chunks)
+        const uint32_t epochs = p->ops[i].kind == OP_ALLREDUCE ? cuda_reduce_epochs(c, &c->step->choices[i], rows) : 0;
+        if (n < epochs)
             break;
-        n -= p->ops[i].kind == OP_ALLREDUCE ? chunks : 0;
+        n -= epochs;
     }
     return i;
 }
@@ -153,13 +161,12 @@ static uint32_t gave_up_in(const struct program *p, uint32_t word, uint32_t chun
 /* Who is late finds that the others have gone on without it, and gives up as well: the one that came first is right. */
 enum rs_result cuda_fault_waiting(struct cuda *c, const struct program *p, uint32_t rows, struct rs_error *err)
 {
-    const uint32_t chunks = (rows + CUDA_RECV_ROWS - 1) / CUDA_RECV_ROWS;
     const uint64_t zero = c->gpu[0].n_launched != 0 ? c->gpu[0].stamp[c->gpu[0].launched[0]] : 0;
     enum rs_result rc = RS_OK;
     double first = INFINITY;
     for (uint32_t k = 0; k < c->n_gpus; k++) {
         const struct cuda_gpu *g = &c->gpu[k];
-        const uint32_t word = c->fault[k], i = word != 0 ? gave_up_in(p, word, chunks) : 0;
+        const uint32_t word = c->fault[k], i = word != 0 ? gave_up_in(c, p, word, rows) : 0;
         c->fault[k] = 0;
         if (word == GIVEN_UP) {
             memset(c->fault, 0, KCU_MAX_GPUS * sizeof *c->fault);

@@ -9,6 +9,8 @@ const struct op_impl CUDA_IMPLS[] = {
     {OP_EMBED, "lookup", false, NULL, "rows of this rank's part of the vocabulary, zero for other tokens"},
     {OP_ALLREDUCE, "flat", false, NULL, "one-shot: every GPU pushes its summands to all others, sums run in order of rank"},
     {OP_ALLREDUCE, "tree", false, NULL, "one-shot, sums of pairs, then of pairs of pairs"},
+    {OP_ALLREDUCE, "two-shot", false, NULL, "every GPU sums its part in order of rank, then hands it to all: the bits of flat"},
+    {OP_ALLREDUCE, "auto", false, NULL, "flat or two-shot, by rows, as measured when the model was opened: the bits of flat"},
 #ifdef HAVE_NCCL
     {OP_ALLREDUCE, "nccl", false, NULL, "NCCL, by the algorithm and protocol that the slot nccl names"},
 #endif

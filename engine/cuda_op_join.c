@@ -33,6 +33,68 @@ enum rs_result cuda_op_nccl(struct cuda_walk *w, struct cuda_rank *r, const stru
     return cuda_op_after(w, e, 1);
 }
 
+enum cuda_reduce cuda_reduce_how(const struct cuda *c, const struct choice *ch, uint32_t rows)
+{
+    const char *name = ch->impl->name;
+    if (c->n_gpus == 1)
+        return CUDA_REDUCE_FLAT;
+    if (strcmp(name, "nccl") == 0)
+        return CUDA_REDUCE_NCCL;
+    const uint32_t from = c->sweep.from_rows[ch->bf16];
+    return strcmp(name, "two-shot") == 0 || (strcmp(name, "auto") == 0 && from != 0 && rows >= from) ? CUDA_REDUCE_TWO_SHOT : CUDA_REDUCE_FLAT;
+}
+
+uint32_t cuda_reduce_epochs(const struct cuda *c, const struct choice *ch, uint32_t rows)
+{
+    switch (cuda_reduce_how(c, ch, rows)) {
+    case CUDA_REDUCE_NCCL: return 0;
+    case CUDA_REDUCE_TWO_SHOT: return (rows + CUDA_TWO_SHOT_ROWS - 1) / CUDA_TWO_SHOT_ROWS;
+    default: return (rows + CUDA_RECV_ROWS - 1) / CUDA_RECV_ROWS;
+    }
+}
+
+static uint64_t patience(const struct cuda *c)
+{
+    return (c->cfg.timeout_ms != 0 ? c->cfg.timeout_ms : CUDA_TIMEOUT_MS) * 1000000ull;
+}
+
+static enum rs_result two_shot_sum(struct cuda_walk *w, const struct op_ref *ref)
+{
+    const struct cuda *c = w->c;
+    const uint32_t rows = cuda_op_rows_of(w, ref->buf), width = cuda_op_width_of(w, &w->g->local[0], ref);
+    struct kcu_two_shot t = {.bf16 = w->ch->bf16,
+                             .n_ranks = c->n_ranks,
+                             .rank0 = w->g->rank0,
+                             .n_local = w->g->n_local,
+                             .n_gpus = c->n_gpus,
+                             .gpu = w->g->index,
+                             .room = c->two_shot_room,
+                             .max_blocks = c->two_shot_blocks,
+                             .epoch = (const uint32_t *)w->g->meta,
+                             .fault = c->fault + w->g->index,
+                             .timeout_ns = patience(c),
+                             .delay_rank = w->ch->delay_rank,
+                             .delay_ns = w->ch->delay_rank >= 0 ? (uint32_t)(w->ch->delay_us * 1000.0f) : 0,
+                             .ready = c->cfg.no_stamps ? NULL : w->g->ready + w->op->index};
+    memcpy(t.gpu_of, c->gpu_of, sizeof t.gpu_of);
+    for (uint32_t k = 0; k < c->n_gpus; k++) {
+        const struct cuda_gpu *g = &c->gpu[k];
+        t.rank_of[k] = (uint8_t)g->rank0;
+        t.sent[k] = g->sent;
+        t.flags[k] = g->flags;
+    }
+    for (uint32_t row = 0; row < rows; row += CUDA_TWO_SHOT_ROWS) {
+        for (uint32_t r = 0; r < c->n_ranks; r++) {
+            const struct cuda_gpu *g = &c->gpu[c->gpu_of[r]];
+            t.part[r] = cuda_op_at(w, &g->local[r - g->rank0], ref) + (size_t)row * width;
+        }
+        t.n = (size_t)(rows - row < CUDA_TWO_SHOT_ROWS ? rows - row : CUDA_TWO_SHOT_ROWS) * width;
+        t.ordinal = w->ordinal++;
+        CUDA_OP_RUN(kcu_two_shot(&w->l, &t));
+    }
+    return RS_OK;
+}
+
 static void fill_reduce(struct cuda_walk *w, struct kcu_join *j)
 {
     const struct cuda *c = w->c;
@@ -56,7 +118,7 @@ static void fill_reduce(struct cuda_walk *w, struct kcu_join *j)
     j->slot_packets = c->slot_packets;
     j->epoch = (const uint32_t *)w->g->meta;
     j->fault = c->fault + w->g->index;
-    j->timeout_ns = (c->cfg.timeout_ms != 0 ? c->cfg.timeout_ms : CUDA_TIMEOUT_MS) * 1000000ull;
+    j->timeout_ns = patience(c);
     j->delay_rank = w->ch->delay_rank;
     j->delay_ns = w->ch->delay_rank >= 0 ? (uint32_t)(w->ch->delay_us * 1000.0f) : 0;
     j->ready = w->c->cfg.no_stamps ? NULL : w->g->ready + w->op->index;
@@ -79,9 +141,10 @@ enum rs_result cuda_op_join(struct cuda_walk *w)
     for (uint32_t i = 1; i < n; i++)
         w->done[w->op->index + i] = true;
     cuda_op_arm(w, &w->g->local[0]);
-    const bool far = w->c->lim.span != NULL;
-    if (reduce != NULL && (far || (strcmp(w->ch->impl->name, "nccl") == 0 && w->c->n_gpus > 1))) {
-        enum rs_result rc = far ? cuda_op_span(w, from) : cuda_op_nccl(w, &w->g->local[0], from);
+    const bool far = reduce != NULL && w->c->lim.span != NULL;
+    const enum cuda_reduce how = reduce != NULL && !far ? cuda_reduce_how(w->c, w->ch, w->rows) : CUDA_REDUCE_FLAT;
+    if (far || how != CUDA_REDUCE_FLAT) {
+        enum rs_result rc = far ? cuda_op_span(w, from) : how == CUDA_REDUCE_NCCL ? cuda_op_nccl(w, &w->g->local[0], from) : two_shot_sum(w, from);
         if (rc != RS_OK)
             return rc;
         reduce = NULL;

@@ -174,9 +174,13 @@ static enum rs_result agree(struct cuda *c, const struct choice *nccl, struct rs
 enum rs_result cuda_span_prepare(struct cuda *c, const struct program *p, const struct choice *choices, struct rs_error *err)
 {
     const struct choice *nccl = NULL, *flat = NULL;
-    for (uint32_t i = 0; i < p->n_ops; i++)
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        const char *name = choices[i].impl->name;
+        if (p->ops[i].kind == OP_ALLREDUCE && (strcmp(name, "two-shot") == 0 || strcmp(name, "auto") == 0))
+            return error_set(err, RS_EUNSUPPORTED, "op %s: allreduce=%s takes GPUs of one process; between hosts use nccl or flat", p->ops[i].site, name);
         if (p->ops[i].kind == OP_ALLREDUCE)
-            *(strcmp(choices[i].impl->name, "nccl") == 0 ? &nccl : &flat) = &choices[i];
+            *(strcmp(name, "nccl") == 0 ? &nccl : &flat) = &choices[i];
+    }
     if (nccl != NULL && flat != NULL)
         return error_set(err, RS_EUNSUPPORTED, "allreduce: between hosts all sites take the same one, nccl or flat");
     if (nccl == NULL ? flat == NULL || c->span.parts != NULL : c->nccl_open && c->nccl_how == nccl->nccl)

@@ -216,5 +216,6 @@ libengine_a_SOURCES += \
 	engine/cuda_selftest_many.c \
 	engine/cuda_selftest_row.c \
 	engine/cuda_selftest_token.c \
-	engine/cuda_span.c
+	engine/cuda_span.c \
+	engine/cuda_sweep.c
 endif

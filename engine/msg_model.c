@@ -225,6 +225,22 @@ enum rs_result msg_check_capturable(const struct engine *e, const struct choice 
     return RS_OK;
 }
 
+/* What allreduce=auto will do with this model. */
+static void tell_sweep(struct engine *e)
+{
+    struct backend *b = e->rt->backend;
+    const struct backend_sweep *s = b->ops->sweep != NULL ? b->ops->sweep(b) : NULL;
+    char from[2][40];
+    if (s == NULL || s->n == 0)
+        return;
+    for (int i = 0; i < 2; i++)
+        if (s->from_rows[i] == 0)
+            snprintf(from[i], sizeof from[i], "never");
+        else
+            snprintf(from[i], sizeof from[i], "from %u rows on", s->from_rows[i]);
+    engine_log(e, "info", "allreduce=auto: two-shot %s with payload bf16, %s with f32, else flat (%u reduces timed, %.0f ms)", from[1], from[0], 2 * s->n, s->took_ms);
+}
+
 static enum rs_result msg_open(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
     const char *path = NULL;
@@ -282,6 +298,7 @@ static enum rs_result msg_open(struct engine *e, struct msg *m, struct args *a, 
     e->guard = guard;
     fill_info(e, m->reply);
     engine_announce(e);
+    tell_sweep(e);
     return RS_OK;
 }
 
@@ -314,8 +331,8 @@ static enum rs_result msg_set(struct engine *e, struct msg *m, struct args *a, s
             return error_set(err, RS_ESTATE, "no model is open");
         struct runtime_config cfg = e->rt->cfg;
         cfg.ranks = ranks;
-        if (ranks != e->rt->cfg.ranks)
-            rc = engine_relayout(e, &cfg, &e->patches.now, err);
+        if (ranks != e->rt->cfg.ranks && (rc = engine_relayout(e, &cfg, &e->patches.now, err)) == RS_OK)
+            tell_sweep(e);
     }
     if (rc == RS_OK)
         rc = spec_set(e, spec, err);

@@ -31,6 +31,21 @@ static enum rs_result msg_stats(struct engine *e, struct msg *m, struct args *a,
     return RS_OK;
 }
 
+/* What allreduce=auto goes by; null where there is nothing to choose. */
+static json_t *sweep_json(const struct engine *e)
+{
+    struct backend *b = e->rt->backend;
+    const struct backend_sweep *s = b->ops->sweep != NULL ? b->ops->sweep(b) : NULL;
+    if (s == NULL || s->n == 0)
+        return json_null();
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < s->n; i++)
+        json_array_append_new(list, json_pack("{s:i,s:I,s:s,s:f,s:f}", "rows", (int)s->at[i].rows, "bytes", (json_int_t)s->at[i].bytes, "dtype",
+                                              s->at[i].bf16 ? "bf16" : "f32", "flat_us", s->at[i].flat_us, "two_shot_us", s->at[i].two_shot_us));
+    return json_pack("{s:{s:i,s:i},s:f,s:o}", "two_shot_from_rows", "f32", (int)s->from_rows[0], "bf16", (int)s->from_rows[1], "took_ms", s->took_ms,
+                     "sweep", list);
+}
+
 static enum rs_result msg_allreduce(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
     const char *mode = NULL;
@@ -49,6 +64,7 @@ static enum rs_result msg_allreduce(struct engine *e, struct msg *m, struct args
     json_t *ranks = json_object_get(m->reply, "ranks");
     for (uint32_t r = 0; r < json_array_size(ranks) && e->hosts != NULL; r++)
         json_object_set_new(json_array_get(ranks, r), "host", json_string(hosts_name(e->hosts, hosts_of_rank(e->hosts, r))));
+    json_object_set_new(m->reply, "auto", sweep_json(e));
     return RS_OK;
 }
 
@@ -76,11 +92,13 @@ static json_t *ledger_json(const struct engine *e, const struct program *p, cons
     json_t *list = json_array();
     for (uint32_t i = 0; i < p->n_ops && base + i < limit; i++) {
         const struct choice *c = &choices[i];
+        const struct backend_ops *ops = e->rt->backend->ops;
+        const char *ran_as = ops->ran_as != NULL ? ops->ran_as(e->rt->backend, p, c) : c->impl->name;
         json_t *per = json_array();
         for (uint32_t r = 0; r < p->n_ranks; r++)
             json_array_append_new(per, us != NULL ? json_real((double)us[(size_t)i * p->n_ranks + r]) : json_null());
-        json_array_append_new(list, json_pack("{s:i,s:s,s:s,s:s,s:s,s:o,s:b,s:b,s:o,s:[]}", "op", (int)(base + i), "site", p->ops[i].site, "kind",
-                                              op_kind_name(p->ops[i].kind), "impl", c->impl->name, "why", why_name(c->why), "arith",
+        json_array_append_new(list, json_pack("{s:i,s:s,s:s,s:s,s:s,s:s,s:o,s:b,s:b,s:o,s:[]}", "op", (int)(base + i), "site", p->ops[i].site, "kind",
+                                              op_kind_name(p->ops[i].kind), "impl", c->impl->name, "ran_as", ran_as, "why", why_name(c->why), "arith",
                                               arith_json(e, p, &p->ops[i], choices), "capturable", !c->impl->not_capturable, "in_graph",
                                               graph && !c->impl->not_capturable, "us", per, "absorbed"));
     }

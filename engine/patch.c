@@ -24,7 +24,7 @@
 #ifdef HAVE_NCCL
 #define GPU_HOSTS_REDUCE "nccl"
 #else
-#define GPU_HOSTS_REDUCE NULL
+#define GPU_HOSTS_REDUCE "flat"
 #endif
 
 static const struct patch_slot PATCH_SLOTS[SLOT_COUNT] = {
@@ -40,7 +40,9 @@ static const struct patch_slot PATCH_SLOTS[SLOT_COUNT] = {
                    {"direct", "computes on the spot, outside the recorder: right in eager mode, stale in a graph"},
                    {"off", "preset: mla=expanded and qkv_a=split, the switch that the story's engine called MLA disable"}}},
     [SLOT_ALLREDUCE] = {"allreduce", PATCH_RECAPTURE, K(ALLREDUCE), true, "how partial sums of the ranks are added",
-                        {{"flat", "rank 0 + rank 1 + ..., in order"}, {"tree", "pairs, then pairs of pairs: another rounding"}, {"nccl", "NCCL, as it sees fit (GPUs)"}}, .on_gpu_hosts = GPU_HOSTS_REDUCE},
+                        {{"flat", "rank 0 + rank 1 + ..., in order"}, {"tree", "pairs, then pairs of pairs: another rounding"}, {"nccl", "NCCL, as it sees fit (GPUs)"},
+                         {"two-shot", "every GPU sums a part, then hands it to all: the bits of flat (GPUs)"},
+                         {"auto", "flat or two-shot, by size, as measured when the model was opened (GPUs)"}}, "auto", GPU_HOSTS_REDUCE},
     [SLOT_AR_DTYPE] = {"allreduce.dtype", PATCH_RECAPTURE, K(ALLREDUCE), true, "payload of the all-reduce",
                        {{"f32", "exact"}, {"bf16", "half the bytes, each summand rounded to 8 bits of mantissa"}}, "bf16"},
     [SLOT_NCCL] = {"nccl", PATCH_RECAPTURE, K(ALLREDUCE), false, "how NCCL sums where allreduce=nccl; its communicators are made anew",
@@ -430,6 +432,16 @@ static void choose_user(const struct patch_table *t, const struct op *op, struct
     }
 }
 
+static enum rs_result no_such(const struct op *op, const char *name, const struct op_impl *impls, size_t n, struct rs_error *err)
+{
+    char has[160] = "none";
+    size_t at = 0;
+    for (size_t i = 0; i < n && at < sizeof has; i++)
+        if (impls[i].kind == op->kind)
+            at += (size_t)snprintf(has + at, sizeof has - at, "%s%s", at != 0 ? ", " : "", impls[i].name);
+    return error_set(err, RS_ENOTFOUND, "op %s (%s): this backend has no implementation '%s' (it has %s)", op->site, op_kind_name(op->kind), name != NULL ? name : "any", has);
+}
+
 enum rs_result patch_resolve(const struct patch_table *t, const struct program *p, const struct op_impl *impls, size_t n_impls, struct choice *choices,
                              struct rs_error *err)
 {
@@ -451,7 +463,7 @@ enum rs_result patch_resolve(const struct patch_table *t, const struct program *
         c.impl = backend_impl(impls, n_impls, op->kind, name);
         choose_user(t, op, &c);
         if (c.impl == NULL)
-            return error_set(err, RS_ENOTFOUND, "op %s (%s): this backend has no implementation '%s'", op->site, op_kind_name(op->kind), name != NULL ? name : "any");
+            return no_such(op, name, impls, n_impls, err);
         choices[i] = c;
     }
     return RS_OK;

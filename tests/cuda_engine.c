@@ -1,5 +1,5 @@
-/* The engine on GPUs where it differs from one on the CPU: loads that are given up, one rank of a model alone, types that few files have, a rank that
- * stays away. Skipped where there is no GPU. */
+/* The engine on GPUs where it differs from one on the CPU: loads that are given up, one rank of a model alone, types that few files have, ways to
+ * reduce, a rank that stays away. Skipped where there is no GPU. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -100,6 +100,99 @@ static void test_types(struct rs_engine *e)
     remove(path);
 }
 
+static void forward_rows(struct rs_engine *e, int rows, float **x, size_t *n)
+{
+    json_t *ids = json_array();
+    for (int i = 0; i < rows; i++)
+        json_array_append_new(ids, json_integer(5 + i * 37 % 900));
+    json_decref(ec_blob(e, "forward", json_pack("{s:o,s:s}", "ids", ids, "logits", "all"), x, n));
+}
+
+static bool same(const float *x, size_t n, const float *y, size_t m)
+{
+    return n == m && n != 0 && memcmp(x, y, n * sizeof *x) == 0;
+}
+
+/* One payload and length: every way in both modes. One shot and two give the same bits, and so does what was chosen by measuring. Pairs of pairs round
+ * otherwise, but for a bf16 payload, whose sums of a few ranks are exact in f32 as good as always. */
+static void test_ways(struct rs_engine *e, bool bf16, int rows)
+{
+    static const char *const WAYS[] = {"flat", "two-shot", "auto", "tree"};
+    float *x[4], *graph;
+    size_t n[4], m;
+    char name[80];
+    snprintf(name, sizeof name, "%d rows, payload %s", rows, bf16 ? "bf16" : "f32");
+    json_decref(ec_call(e, "patch.set", "{\"slot\":\"allreduce.dtype\",\"impl\":\"%s\"}", bf16 ? "bf16" : "f32"));
+    for (int i = 0; i < 4; i++) {
+        json_decref(ec_call(e, "patch.set", "{\"slot\":\"allreduce\",\"impl\":\"%s\"}", WAYS[i]));
+        json_decref(ec_call(e, "set", "{\"mode\":\"eager\"}"));
+        forward_rows(e, rows, &x[i], &n[i]);
+        json_decref(ec_call(e, "set", "{\"mode\":\"graph\"}"));
+        for (int again = 0; again < 2; again++) { /* captured, and replayed */
+            forward_rows(e, rows, &graph, &m);
+            tap_ok(same(x[i], n[i], graph, m), "%s: %s, graph as eager, %s", name, WAYS[i], again ? "again" : "at first");
+            free(graph);
+        }
+        if (i == 1 || i == 2)
+            tap_ok(same(x[i], n[i], x[0], n[0]), "%s: %s has the bits of flat", name, WAYS[i]);
+    }
+    const double far = n[3] == n[0] ? ec_rel_f(x[3], x[0], n[0]) : INFINITY;
+    tap_ok((bf16 || far > 0) && far <= 6e-2, "%s: tree rounds otherwise, %.1e away", name, far);
+    for (int i = 0; i < 4; i++)
+        free(x[i]);
+}
+
+/* 130 rows are three launches in one shot. */
+static void test_reduces(struct rs_engine *e)
+{
+    json_decref(ec_call(e, "open", "{\"backend\":\"cuda\",\"path\":\"%s\",\"ranks\":4,\"gpus\":2,\"numerics\":\"invariant\",\"batch_tokens\":256}",
+                        tap_source("models/tiny-glm5-q4.gguf")));
+    for (int i = 0; i < 4; i++)
+        test_ways(e, i % 2 != 0, i / 2 != 0 ? 130 : 3);
+    json_t *a = ec_call(e, "allreduce", "{}"), *choice = json_object_get(a, "auto"), *sweep = json_object_get(choice, "sweep");
+    size_t good = 0;
+    for (size_t i = 0; i < json_array_size(sweep); i++) {
+        const json_t *s = json_array_get(sweep, i);
+        good += json_number_value(json_object_get(s, "flat_us")) > 0 && json_number_value(json_object_get(s, "two_shot_us")) > 0;
+        tap_diag("%s, %d rows: flat %.1f us, two-shot %.1f us", json_string_value(json_object_get(s, "dtype")), (int)json_integer_value(json_object_get(s, "rows")),
+                 json_number_value(json_object_get(s, "flat_us")), json_number_value(json_object_get(s, "two_shot_us")));
+    }
+    tap_ok(good >= 8 && good == json_array_size(sweep), "%zu sizes were measured when the model was opened", good);
+    tap_diag("that took %.1f ms", json_number_value(json_object_get(choice, "took_ms")));
+    json_decref(a);
+    json_decref(ec_call(e, "patch.set", "{\"slot\":\"allreduce\",\"impl\":\"two-shot\",\"site\":\"blk.1.*\"}"));
+    json_t *l = ec_call(e, "ledger", "{}"), *op;
+    size_t i, sites = 0, two = 0;
+    json_array_foreach(json_object_get(l, "ops"), i, op) {
+        sites += strcmp(json_string_value(json_object_get(op, "kind")), "allreduce") == 0;
+        two += strcmp(json_string_value(json_object_get(op, "ran_as")), "two-shot") == 0;
+    }
+    tap_ok(sites > 2 && two == 2, "the ledger says which of %zu reduces go in two shots: %zu", sites, two);
+    json_decref(l);
+    json_decref(ec_call(e, "patch.reset", "{}"));
+}
+
+/* On one GPU there is nothing to choose, and two shots are nothing. */
+static void test_alone(struct rs_engine *e)
+{
+    char msg[512];
+    json_decref(ec_call(e, "open", "{\"backend\":\"cuda\",\"path\":\"%s\",\"ranks\":2,\"gpus\":1}", tap_source("models/tiny-glm5-q4.gguf")));
+    const enum rs_result rc = ec_fails(e, msg, "patch.set", "{\"slot\":\"allreduce\",\"impl\":\"two-shot\"}");
+    tap_ok(rc == RS_EUNSUPPORTED && strstr(msg, "takes several GPUs") != NULL, "one GPU: %s", msg);
+    json_t *a = ec_call(e, "allreduce", "{}"), *l;
+    tap_ok(json_is_null(json_object_get(a, "auto")), "and nothing is measured");
+    json_decref(a);
+    float *x;
+    size_t n;
+    forward_rows(e, 3, &x, &n);
+    free(x);
+    l = ec_call(e, "ledger", "{\"limit\":2}");
+    json_t *op = json_array_get(json_object_get(l, "ops"), 1);
+    tap_ok(strcmp(json_string_value(json_object_get(op, "impl")), "auto") == 0 && strcmp(json_string_value(json_object_get(op, "ran_as")), "flat") == 0,
+           "%s: auto, which is flat", json_string_value(json_object_get(op, "site")));
+    json_decref(l);
+}
+
 /* A rank that stays away: the engine says where, and a cancelled answer ends the wait long before the ranks give up. */
 static void test_stuck(struct rs_engine *e)
 {
@@ -144,10 +237,13 @@ int main(void)
     test_cancel(e);
     test_rank(e);
     test_types(e);
-    if (gpus < 2)
-        tap_skip(3, "one GPU: nobody waits for another one");
-    else
+    test_alone(e);
+    if (gpus < 2) {
+        tap_skip(49, "one GPU: nobody waits for another one");
+    } else {
+        test_reduces(e);
         test_stuck(e);
+    }
     rs_engine_close(e);
     return tap_done();
 }

@@ -64,7 +64,8 @@ static const struct {
      "{'simulated':true,'per_step':13,'bytes_per_row':1024,'ranks':[{'rank':0,'count':156,'mean_us':5.6,'p50_us':5.0,'p99_us':11.5,"
      "'wait_mean_us':3.5,'wait_p99_us':9.0,'transfer_mean_us':2.1,'algbw_gbs':0.5,'busbw_gbs':0.875},"
      "{'rank':1,'count':156,'mean_us':2.2,'p50_us':2.0,'p99_us':3.5,'wait_mean_us':0.1,'wait_p99_us':1.0,'transfer_mean_us':2.1,"
-     "'algbw_gbs':0.5,'busbw_gbs':0.875}]}"},
+     "'algbw_gbs':0.5,'busbw_gbs':0.875}],'auto':{'two_shot_from_rows':{'f32':0,'bf16':256},'took_ms':31.5,'sweep':[{'rows':64,'bytes':131072,'dtype':'bf16',"
+     "'flat_us':9.5,'two_shot_us':14.0},{'rows':256,'bytes':524288,'dtype':'bf16','flat_us':40.0,'two_shot_us':21.0}]}}"},
     {"ledger",
      "{'step':12,'mode':'graph','simulated':true,'ops':[{'op':0,'site':'embed','kind':'embed','impl':'host','why':'default','capturable':"
      "true,"
@@ -73,7 +74,8 @@ static const struct {
      "'in_graph':true,'us':[50.0,40.0],'bytes':[2000000,9],'absorbed':[]},{'op':2,'site':'blk.1.attn.mla','kind':'mla','impl':'absorbed','arith':'int8','why':'default',"
      "'capturable':true,'in_graph':true,'us':[60.0,40.0],'bytes':[2400000,9],'absorbed':[]},{'op':3,'site':'blk.2.attn.mla','kind':'mla','impl':'direct','arith':'int8','why':"
      "'site',"
-     "'capturable':false,'in_graph':false,'us':[60.0,40.0],'absorbed':[]}]}"},
+     "'capturable':false,'in_graph':false,'us':[60.0,40.0],'absorbed':[]},{'op':4,'site':'blk.2.ffn.allreduce','kind':'allreduce','impl':'auto','ran_as':"
+     "'two-shot','why':'default','capturable':true,'in_graph':true,'us':[20.0,21.0],'absorbed':[]}]}"},
     {"program", "{'ops':[{'op':0,'site':'embed'},{'op':1,'site':'blk.0.attn.norm'},{'op':2,'site':'blk.0.attn.allreduce'},{'op':3,'site':'blk.1.attn.norm'},"
                 "{'op':4,'site':'blk.1.attn.allreduce'},{'op':5,'site':'output.norm'},{'op':6,'site':'output.head'}],'allreduces':2,'ranks':1}"},
     {"health", "{'verdict':'garbage','reason':'entropy 1.62 nats where 0.05 is normal','stream':1,'health':{'entropy':1.62,'tokens':12}}"},

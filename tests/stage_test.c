@@ -120,6 +120,8 @@ static void test_arguments(struct rs_engine *e)
     tap_eq_int(talk_error(e, NULL, "patch.load", "{'path':'x.cu'}"), RS_EUNSUPPORTED, "CUDA C is not for the CPU backend");
     tap_eq_int(talk_error(e, NULL, "patch.set", "{'slot':'user','impl':'never-loaded'}"), RS_ENOTFOUND, "an implementation that was never loaded");
     tap_eq_int(talk_error(e, NULL, "patch.shadow", "{'impl':'never-loaded','ids':[1]}"), RS_ENOTFOUND, "nor can it be shadowed");
+    rc = talk_error(e, &msg, "patch.set", "{'slot':'allreduce','impl':'auto'}");
+    tap_ok(rc == RS_ENOTFOUND && strstr(msg, "no implementation 'auto' (it has flat, tree)") != NULL, "what this backend does not have: %s", msg);
 }
 
 /* limit: of the distance from the built-in ones. The built-in projections (those inside of attention too) round activations to int8, the plain ones do not;
