@@ -72,10 +72,17 @@ const struct rcmd_entry rcmd_load_entry = {
     .exec = exec_load,
 };
 
+/* What the state says of an option, in the option's own words. */
+static char *now(const struct con *con, const char *what, const char *state)
+{
+    const struct setting *s = setting_find(what);
+    return s != NULL ? setting_word(s, json_object_get(json_object_get(con->info, "state"), state)) : con_state(con, state);
+}
+
 /* Send "set" with one member and tell what changed. args is consumed. */
 static enum rs_result change(struct con *con, const char *what, const char *state, json_t *args, struct rs_error *err)
 {
-    char *from = con_state(con, state);
+    char *from = now(con, what, state);
     json_t *reply;
     double start = rcmd_ms();
     enum rs_result r = con_request(con, "set", args, &reply, err);
@@ -89,7 +96,7 @@ static enum rs_result change(struct con *con, const char *what, const char *stat
         json_object_set(con->info, "state", reply);
     }
     json_decref(reply);
-    char *to = con_state(con, state);
+    char *to = now(con, what, state);
     rcmd_changed(con, what, from, to, ms);
     free(from);
     free(to);
@@ -171,7 +178,7 @@ static enum rs_result exec_set(const struct rcmd_entry *self, struct con *con, c
         return set_mouse(con, args + 5, err);
     if (*args == '\0') {
         for (const struct setting *s = setting_table; s->name != NULL; s++) {
-            char *value = con_state(con, s->key);
+            char *value = now(con, s->name, s->key);
             out_printf(con->out, OUT_TEXT, "%s: %s (%s)\n  %s\n", s->name, value, s->choices, s->help);
             free(value);
         }

@@ -36,6 +36,17 @@ json_t *setting_value(const struct setting *s, const char *word)
     return json_string(word);
 }
 
+char *setting_word(const struct setting *s, const json_t *value)
+{
+    if (json_is_boolean(value))
+        return xstrdup(json_is_true(value) ? "on" : "off");
+    if (json_is_integer(value) && json_integer_value(value) == 0 && strncmp(s->choices, "off|", 4) == 0)
+        return xstrdup("off");
+    if (json_is_integer(value))
+        return xasprintf("%lld", (long long)json_integer_value(value));
+    return xstrdup(json_is_string(value) ? json_string_value(value) : "?");
+}
+
 static enum rs_result unknown(const char *name, struct rs_error *err)
 {
     struct buf names = {0};

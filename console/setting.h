@@ -21,6 +21,9 @@ const struct setting *setting_find(const char *name);
 /* The JSON value of word, or NULL when it is none of the choices. New reference. */
 json_t *setting_value(const struct setting *s, const char *word);
 
+/* The word for a value that the engine has, as it would be written; caller frees. */
+char *setting_word(const struct setting *s, const json_t *value);
+
 /* Add "NAME=VALUE" to args under its protocol key. RS_EUSAGE says what would be right. */
 enum rs_result setting_add(json_t *args, const char *text, struct rs_error *err);
 

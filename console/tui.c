@@ -369,13 +369,33 @@ static bool is_list(const char *line)
     return e != NULL && e->lists;
 }
 
+/* Where the chat is not in sight, what was written there is told above the input: a command's first line, an answer's last one, or what is wrong. */
+static void tell_unseen(struct tui *t, uint64_t from, bool good)
+{
+    const uint64_t end = t->chat.first_id + t->chat.n;
+    uint64_t id = good && !t->answering ? from : end - 1;
+    size_t len;
+    if (t->screen == NULL || t->layout.shown[TUI_CHAT] || end <= from)
+        return;
+    const char *text = tui_text_line(&t->chat, id, &len);
+    if (text == NULL)
+        return;
+    if (good && end - from > 1)
+        tui_say(t, false, "M-1 shows %llu lines: %.*s", (unsigned long long)(end - from), (int)len, text);
+    else
+        tui_say(t, !good, "%.*s", (int)len, text);
+}
+
 static void run_line(struct tui *t, const char *line)
 {
     uint64_t from = t->chat.first_id + t->chat.n;
     shown_as_typed(t, line);
     tui_text_end(&t->chat);
-    if (rcmd_line(t->con, line) && t->running == 1 && is_list(line))
+    uint64_t output = t->chat.first_id + t->chat.n;
+    bool good = rcmd_line(t->con, line);
+    if (good && t->running == 1 && is_list(line))
         tui_text_from(&t->chat, from);
+    tell_unseen(t, output, good);
 }
 
 static void run_job(struct tui *t)

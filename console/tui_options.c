@@ -52,11 +52,21 @@ bool tui_options(const struct opt_values *v, bool read_only, struct tui_options 
     return true;
 }
 
+static enum rs_result no_theme(const char *name, struct rs_error *err)
+{
+    struct buf names = {0};
+    for (size_t i = 0; tui_themes[i].name != NULL; i++)
+        buf_printf(&names, "%s%s", i > 0 ? ", " : "", tui_themes[i].name);
+    enum rs_result r = fail_set(err, RS_EUSAGE, "there is no theme '%s', but: %s", name, names.text);
+    buf_fini(&names);
+    return r;
+}
+
 enum rs_result tui_set_theme(struct tui *t, const char *name, struct rs_error *err)
 {
     const struct tui_theme *theme = tui_theme_find(name);
     if (theme == NULL)
-        return fail_set(err, RS_EUSAGE, "there is no theme '%s'", name);
+        return no_theme(name, err);
     t->theme = theme;
     t->dirty = t->repaint = true;
     if (t->screen != NULL)

@@ -214,7 +214,7 @@ static bool view_ops(struct out *o, const json_t *ops, const char *heading)
     if (l.n == 0)
         return false;
     out_str(o, OUT_HEADING, heading);
-    struct table *t = table_new(reads ? "site|~5layers|2kind|~implementation|1products|4why|~3graph|>8time|>6reads|>7rate"
+    struct table *t = table_new(reads ? "site|~6layers|2kind|~implementation|1products|4why|~3graph|>8time|>5reads|>7rate"
                                   : "site|~5layers|2kind|~implementation|1products|4why|~3graph|>6time");
     for (size_t i = 0; i < l.n; i++) {
         const json_t *op = l.groups[i].first;

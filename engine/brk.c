@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "engine/error.h"
 #include "engine/guard.h"
+#include "engine/now.h"
 #include "engine/server.h"
 #include "engine/tensor.h"
 
@@ -104,7 +105,9 @@ static void hold_at(struct engine *e, const struct op *op, bool after, uint32_t 
     e->brk.in_walk = true;
     e->brk.rank = rank;
     guard_leave(); /* whoever holds the engine has no step time to lose */
+    const uint64_t t0 = now_us();
     hold(e);
+    e->brk.held_us += now_us() - t0;
     guard_enter();
     e->brk.op = NULL;
     e->brk.in_walk = false;

@@ -40,6 +40,7 @@ struct brk_state {
     bool after, in_walk;
     uint32_t rank;
     char reason[160];
+    uint64_t held_us;         /* of the step that runs: how long it was held */
     uint32_t n_unwanted;      /* sequences in the held step that are to be cancelled when it is over */
 };
 

@@ -517,9 +517,10 @@ enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool
                               .whole = e->spec.n != 0 /* drafts start from the rows' hidden states */, .hook = walk ? brk_hook : NULL, .hook_arg = e, .stuck = stuck, .stuck_arg = e};
     if (rc != RS_OK)
         return rc;
+    e->brk.held_us = 0;
     uint64_t t0 = now_us();
     rc = step_compute(e, &st, err);
-    *wall_us = (double)(now_us() - t0);
+    *wall_us = (double)(now_us() - t0 - e->brk.held_us);
     if (rc != RS_OK) {
         e->observe.steps[e->observe.set.slot].step = 0;
         return rc;

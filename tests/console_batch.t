@@ -62,6 +62,7 @@ refuses "/mode to nowhere" '/mode fast' 'usage: /mode'
 says "/ranks" '/ranks 4' '^0:ranks: 8 -> 4 \(1.50 ms\)$'
 refuses "/ranks out of range" '/ranks 65' 'from 1 to 64'
 says "/set" '/set graph.guard=off' '^0:graph.guard: on -> off'
+says "/set says off as it is written" '/set spec=off' '^0:spec: off, as it was$'
 says "/set shows" /set '^0:numerics: invariant \(invariant.fast\)'
 refuses "/set of nothing" '/set speed=1' 'the options are numerics, graph.guard'
 

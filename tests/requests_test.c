@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/talk.h"
@@ -113,23 +114,40 @@ static void test_waiting(struct rs_engine *e)
     tap_eq_int((long long)held(e), 0, "and no block is held");
 }
 
+static double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
 static void test_held(struct rs_engine *e)
 {
+    json_decref(talk(e, "stats", "{'reset':true}"));
     json_t *r = talk(e, "break.add", "{'site':'blk.2.attn.mla'}");
+    const double begin = seconds();
     uint32_t id = (uint32_t)talk_num(r, "id"), a = submit(e);
     char why[64];
     json_decref(r);
     r = talk_wait(e, RS_EVENT_STOPPED);
     tap_ok(r != NULL, "a breakpoint holds the step");
     json_decref(r);
+    const double stood = seconds();
+    usleep(500000);
     snprintf(why, sizeof why, "the engine is stopped (break %u)", id);
     tap_ok(is(e, a, "prompt", why), "the request says why it waits");
     tap_ok(held(e) > 0, "the counters can be read");
     json_decref(talk(e, "cancel", "{'stream':%u}", a));
     tap_ok(is(e, a, "prompt", why), "it can be stopped, but stays in its step");
     json_decref(talk(e, "break.del", "{}"));
+    const double held_s = seconds() - stood;
     json_decref(talk(e, "continue", "{}"));
     ended(e, a, "cancelled", "and ends with it");
+    const double rest = seconds() - begin - held_s; /* what can have been computing; percentiles are rounded up by an eighth */
+    r = talk(e, "stats", "{}");
+    tap_ok(talk_num(r, "prompt.eager.steps") == 1 && talk_num(r, "prompt.eager.p99_us") <= 1.2e6 * rest, "what a person waited is no time of the step: %.0f us, held for %.0f",
+           talk_num(r, "prompt.eager.p99_us"), held_s * 1e6);
+    json_decref(r);
     tap_eq_int((long long)held(e), 0, "no block is held");
 }
 
