@@ -24,7 +24,7 @@ static uint32_t submit(struct rs_engine *e)
     return id;
 }
 
-static void bail(const char *what)
+static _Noreturn void bail(const char *what)
 {
     tap_ok(false, "%s", what);
     exit(1);
@@ -303,7 +303,9 @@ int main(void)
     test_held(e);
     rs_engine_close(e);
     test_memory();
-    if (pipe(fd) != 0 || pthread_create(&thread, NULL, engine_main, &fd[1]) != 0 || read(fd[0], &byte, 1) != 1)
+    if (pipe(fd) != 0 || pthread_create(&thread, NULL, engine_main, &fd[1]) != 0)
+        bail("no thread");
+    if (read(fd[0], &byte, 1) != 1)
         bail("no engine");
     e = reach("'client':'test','control':true");
     json_decref(talk(e, "open", "{'path':'%s','ranks':1}", tap_source(MODEL)));

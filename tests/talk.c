@@ -11,6 +11,8 @@
 
 enum { TIMEOUT_MS = 120000 };
 
+static char *format(const char *fmt, va_list ap) __attribute__((format(printf, 1, 0)));
+
 static char *format(const char *fmt, va_list ap)
 {
     char *s = NULL;

@@ -12,6 +12,8 @@ static unsigned s_run;
 static unsigned s_failed;
 
 /* A name must stay on one line, and '#' would start a TAP directive. */
+static void print_name(const char *fmt, va_list ap) __attribute__((format(printf, 1, 0)));
+
 static void print_name(const char *fmt, va_list ap)
 {
     char name[512];
@@ -21,6 +23,8 @@ static void print_name(const char *fmt, va_list ap)
             *p = '.';
     fputs(name, stdout);
 }
+
+static bool result(const char *file, int line, bool pass, const char *fmt, va_list ap) __attribute__((format(printf, 4, 0)));
 
 static bool result(const char *file, int line, bool pass, const char *fmt, va_list ap)
 {
