@@ -1,5 +1,5 @@
-/* Which all-reduce for which size: measured in place when a model has been opened, on its own buffers and with what is fused into it, inside a graph as in a
- * step. Only the time is at stake: one shot and two give the same bits. */
+/* Which all-reduce for which size: measured in place when a model has been opened, on its own buffers and with what is fused into it, inside a
+ * graph as in a step. Only the time is at stake: one shot and two give the same bits. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,9 +1,10 @@
-/* All-reduce between GPUs: every value of long series of sums checked, then the time of one by size, in graphs and launched one by one, beside NCCL's.
+/* All-reduce between GPUs: every value of long series of sums checked, then the time of one by size, in graphs and launched one by one, beside
+ * NCCL's.
  *
  *   cuda_allreduce [--gpus N] [--sums N] [--no-table]
  *
- * Without --gpus all GPUs take part. N may be more than there are: then streams of one stand for several, without NCCL and without launches ahead of time;
- * kernels are the same, and small enough to be resident together. A lone GPU stands for three, so that parts are uneven. */
+ * Without --gpus all GPUs take part. N may be more than there are: then streams of one stand for several, without NCCL and without launches
+ * ahead of time; kernels are the same, and small enough to be resident together. A lone GPU stands for three, so that parts are uneven. */
 #include <nccl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -240,7 +241,8 @@ static uint32_t hammer(struct worker *t, const char *series, bool two)
     return wrong;
 }
 
-/* A graph of PER_GRAPH sums, each of them summed once more right behind, without anything between: kernels begin before their predecessors have ended. */
+/* A graph of PER_GRAPH sums, each of them summed once more right behind, without anything between: kernels begin before their predecessors have
+ * ended. */
 static cudaGraphExec_t make_graph(struct worker *t, uint32_t from, uint32_t *ordinal)
 {
     struct kcu_launch l = {.stream = t->stream};

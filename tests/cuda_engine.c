@@ -142,6 +142,27 @@ static void test_ways(struct rs_engine *e, bool bf16, int rows)
         free(x[i]);
 }
 
+/* Four answers at once, over thousands of reduces that follow each other as in use: the same words in one shot and in two. */
+static void test_answers(struct rs_engine *e)
+{
+    enum { AT_ONCE = 4, TOKENS = 400 };
+    static struct ec_answer got[2][AT_ONCE];
+    json_decref(ec_call(e, "set", "{\"mode\":\"graph\"}"));
+    for (int way = 0; way < 2; way++) {
+        json_t *args[AT_ONCE];
+        json_decref(ec_call(e, "patch.set", "{\"slot\":\"allreduce\",\"impl\":\"%s\"}", way == 0 ? "flat" : "two-shot"));
+        for (int i = 0; i < AT_ONCE; i++)
+            args[i] = json_pack("{s:[i,i,i,i],s:i,s:f,s:b}", "ids", 5, 80 + 7 * i, 200, 31 + i, "max_tokens", TOKENS, "temp", 0.0, "ignore_eos", 1);
+        ec_answers(e, AT_ONCE, args, got[way]);
+    }
+    for (int i = 0; i < AT_ONCE; i++)
+        tap_ok(got[0][i].n == TOKENS && got[1][i].n == TOKENS && memcmp(got[0][i].ids, got[1][i].ids, TOKENS * sizeof got[0][i].ids[0]) == 0,
+               "answer %d: %u tokens in two shots as in one", i, got[1][i].n);
+    json_decref(ec_call(e, "patch.set", "{\"slot\":\"allreduce\",\"impl\":\"flat\"}"));
+    ec_answers_free(AT_ONCE, got[0]);
+    ec_answers_free(AT_ONCE, got[1]);
+}
+
 /* 130 rows are three launches in one shot. */
 static void test_reduces(struct rs_engine *e)
 {
@@ -149,6 +170,7 @@ static void test_reduces(struct rs_engine *e)
                         tap_source("models/tiny-glm5-q4.gguf")));
     for (int i = 0; i < 4; i++)
         test_ways(e, i % 2 != 0, i / 2 != 0 ? 130 : 3);
+    test_answers(e);
     json_t *a = ec_call(e, "allreduce", "{}"), *choice = json_object_get(a, "auto"), *sweep = json_object_get(choice, "sweep");
     size_t good = 0;
     for (size_t i = 0; i < json_array_size(sweep); i++) {
@@ -194,7 +216,7 @@ static void test_alone(struct rs_engine *e)
 }
 
 /* A rank that stays away: the engine says where, and a cancelled answer ends the wait long before the ranks give up. */
-static void test_stuck(struct rs_engine *e)
+static void test_stuck(struct rs_engine *e, const char *way)
 {
     struct rs_error err;
     struct rs_event ev;
@@ -203,6 +225,7 @@ static void test_stuck(struct rs_engine *e)
     json_t *ids = json_loads(IDS, 0, NULL), *args = json_pack("{s:O,s:i,s:f}", "ids", ids, "max_tokens", 4, "temp", 0.0);
     struct ec_answer before = {.n = 0}, after = {.n = 0};
     json_decref(ec_call(e, "open", "{\"backend\":\"cuda\",\"path\":\"%s\",\"ranks\":2,\"gpus\":2,\"numerics\":\"invariant\"}", tap_source("models/tiny-glm5-q4.gguf")));
+    json_decref(ec_call(e, "patch.set", "{\"slot\":\"allreduce\",\"impl\":\"%s\"}", way));
     ec_answers(e, 1, &args, &before);
     json_decref(ec_call(e, "patch.set", "{\"slot\":\"delay\",\"impl\":\"1:3000000\",\"site\":\"blk.2.attn.allreduce\"}"));
     json_t *s = ec_call(e, "submit", "{\"ids\":%s,\"max_tokens\":4,\"temp\":0}", IDS);
@@ -217,12 +240,13 @@ static void test_stuck(struct rs_engine *e)
         if (ev.type == RS_EVENT_DONE)
             snprintf(why, sizeof why, "%s", strstr(ev.json, "\"error\":") != NULL ? strstr(ev.json, "\"error\":") : "no error");
     }
-    tap_ok(strstr(where, "rank 0 (GPU 0) waits in blk.2.attn.allreduce for rank 1 (GPU 1), which has not left blk.2.attn.out for 1 s") != NULL, "it is told: %s", where);
+    tap_ok(strstr(where, "rank 0 (GPU 0) waits in blk.2.attn.allreduce for rank 1 (GPU 1), which has not left blk.2.attn.out for 1 s") != NULL, "%s: it is told: %s", way, where);
     tap_ok(strstr(why, "the step was given up") != NULL && strstr(why, "blk.2.attn.allreduce") != NULL, "and given up: %s", why);
-    json_decref(ec_call(e, "patch.reset", "{}"));
+    json_decref(ec_call(e, "patch.set", "{\"slot\":\"delay\",\"impl\":\"off\",\"site\":\"blk.2.attn.allreduce\"}"));
     args = json_pack("{s:o,s:i,s:f}", "ids", ids, "max_tokens", 4, "temp", 0.0);
     ec_answers(e, 1, &args, &after);
     tap_ok(after.n == 4 && memcmp(before.ids, after.ids, 4 * sizeof before.ids[0]) == 0, "the next answer is as ever");
+    json_decref(ec_call(e, "patch.reset", "{}"));
     ec_answers_free(1, &before);
     ec_answers_free(1, &after);
 }
@@ -239,10 +263,11 @@ int main(void)
     test_types(e);
     test_alone(e);
     if (gpus < 2) {
-        tap_skip(49, "one GPU: nobody waits for another one");
+        tap_skip(56, "one GPU: nobody waits for another one");
     } else {
         test_reduces(e);
-        test_stuck(e);
+        test_stuck(e, "flat");
+        test_stuck(e, "two-shot");
     }
     rs_engine_close(e);
     return tap_done();

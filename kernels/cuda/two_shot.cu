@@ -1,21 +1,25 @@
-/* A sum over ranks of several GPUs in two shots, for long messages. Every GPU owns a part of the values: all send it their summands of that part (plain
- * data, no packets), it adds them and writes the sums into every rank's buffer. So 2 (n - 1) / n of a message leave each of n GPUs, where one shot sends
- * n - 1 packed ones. Sums are added in order of rank, from summands rounded as one shot rounds them, and travel as f32: the bits are those of one shot.
+/* A sum over ranks of several GPUs in two shots, for long messages. Every GPU owns a part of the values: all send it their summands of that
+ * part (plain data, no packets), it adds them and writes the sums into every rank's buffer. So 2 (n - 1) / n of a message leave each of n GPUs,
+ * where one shot sends n - 1 packed ones. Sums are added in order of rank, from summands rounded as one shot rounds them, and travel as f32: the
+ * bits are those of one shot.
  *
- * Block b of every GPU has the same places of every part, so GPUs meet block by block: peers need no more of each other than what that block reads and
- * writes. They meet twice. Who may touch what, and why:
+ * Block b of every GPU has the same places of every part, so GPUs meet block by block. They meet twice. Who may touch what, and why:
  *
- *   summands sent for reduce e   into memory that is for nothing else. The peers have read those of e - 1: this GPU's kernel of e - 1 has ended, so its
- *                                blocks have met theirs for the second time, which those come to after reading.
- *   meeting 0 of block b         all summands of block b's places are there, and all peers have read their own buffers there (they had to send them).
- *   sums written into buffers    after meeting 0, so nobody reads there any more; into the places of block b of the writer's part, which are no other's.
- *   meeting 1 of block b         all sums of block b's places are there, so a kernel that ends leaves a whole buffer, and nobody writes to it from there on.
+ *   summands sent for reduce e   into memory that is for nothing else. The peers have read those of e - 1: this GPU's kernel of e - 1 has
+ *                                ended, so its blocks have met theirs for the second time, which those come to after reading.
+ *   meeting 0 of block b         all summands of block b's places are there, and all peers have read their own buffers there (they had to send
+ *                                what they read).
+ *   sums written into buffers    after meeting 0, so nobody reads there any more; into the places of block b of the writer's part, which are no
+ *                                other's.
+ *   meeting 1 of block b         all sums of block b's places are there, so a kernel that ends leaves a whole buffer, and nobody writes to it
+ *                                from there on.
  *
- * A flag holds the epoch of the last meeting, which only grows; there is one for every meeting, block and sender, so none is written again before it has
- * been seen: for meeting 0 of e + 1 a peer has left meeting 1 of e, where this block came after having seen meeting 0 of e. Lengths, payloads and so
- * partitions may change from one reduce to the next, since between two of them lies the end of a kernel, and packets of one shot share nothing but epochs.
- * Order: data is written with plain stores, then the block's barrier, then one thread's fence and release at the system's scope; the peer's thread
- * acquires, then its block's barrier. Loads of what others wrote pass by the first-level cache, which may hold what lay there in the reduce before. */
+ * A flag holds the epoch of the last meeting, which only grows. There is one for every meeting, block and sender, so none is written again before
+ * it has been seen: for meeting 0 of e + 1 a peer has left meeting 1 of e, where this block came after having seen meeting 0 of e. Lengths,
+ * payloads and so partitions may change from one reduce to the next, since between two of them lies the end of a kernel, and packets of one shot
+ * share nothing but epochs. Order: data is written with plain stores, then comes the block's barrier, then one thread's fence and release at the
+ * system's scope; the peer's thread acquires, then comes its block's barrier. Loads of what others wrote pass by the first-level cache, which may
+ * hold what lay there in the reduce before. */
 #include "kernels/cuda/reduce.cuh"
 
 enum { THREADS = 512, AT_ONCE = 8 };
