@@ -185,6 +185,13 @@ static bool alloc_rank(struct cpu *c, uint32_t r, size_t q8_bytes)
     k->bytes_weights = weight_bytes(c->prog[0], r);
     k->q8 = cpu_lazy_alloc(q8_bytes != 0 ? q8_bytes : 64);
     c->bytes_buffers += r == 0 ? q8_bytes : 0;
+    if (c->hp->n_used != 0 && cpu_sharing(c, CPU_PAIR_ROWS) == CPU_SHARE_CUT) {
+        const size_t bytes = (size_t)CPU_PAIR_ROWS * c->hp->n_used * c->hp->n_embd * sizeof(float);
+        k->pair_out = cpu_lazy_alloc(bytes);
+        c->bytes_buffers += r == 0 ? bytes : 0;
+        if (k->pair_out == NULL)
+            return false;
+    }
     return k->q8 != NULL && cpu_routing_alloc(&k->routing, c->hp->n_experts, pairs) && alloc_buffers(c, r) && alloc_cache(c, r);
 }
 
@@ -248,6 +255,7 @@ static void cpu_close(struct backend *b)
         free(k->kv);
         free(k->ik);
         cpu_lazy_free(k->q8);
+        cpu_lazy_free(k->pair_out);
         cpu_routing_free(&k->routing);
     }
     for (uint32_t w = 0; w < c->n_workers && c->scratch != NULL; w++)

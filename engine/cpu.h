@@ -30,6 +30,7 @@ struct cpu_routing {
 struct cpu_rank {
     float *buf[BUF_COUNT];
     uint8_t *q8;          /* quantised activations of the op that is running (batches too large for private copies) */
+    float *pair_out;      /* [CPU_PAIR_ROWS * n_used][n_embd] what pairs add to their rows, where experts go by pairs */
     struct cpu_routing routing;
     uint64_t bytes_weights; /* of the main program's views */
     uint8_t **kv;         /* [layers] pool of latent rows; owned */
@@ -82,6 +83,12 @@ struct cpu {
     struct exec *exec;          /* the walker (exec.c): graphs, ticks */
 };
 
+/* How an op with weights is shared out over the workers of a rank. By weights: each has some of their rows, for the whole batch. By rows: each has rows of
+ * the batch and all weights, so that what it reads is what it wrote itself, in its own caches; but it reads all weights, so there must be rows enough, and
+ * more of them if weights come from memory. By pairs, experts only: each has some of the (row, expert) pairs, which are sorted by expert, so most weights
+ * are read by one worker; what a pair adds to its row is kept apart until all are there. */
+enum cpu_by { CPU_BY_WEIGHTS, CPU_BY_ROWS, CPU_BY_PAIRS };
+
 struct cpu_call {
     struct cpu *c;
     const struct op *op;
@@ -91,7 +98,7 @@ struct cpu_call {
     uint32_t rank, phase, n_phases, worker;
     uint32_t lo, hi, of;
     bool local; /* private buffers are in use */
-    bool by_rows; /* of an op with weights: this call has all of them to itself, for its rows of the batch */
+    enum cpu_by by; /* of an op with weights: how it is shared out */
 };
 
 /* The backend's part of an op_impl. phases says how many barrier-separated phases a launch has for a bucket; 0: nothing to do. */
@@ -175,11 +182,11 @@ static inline const uint8_t *cpu_packed(const struct cpu_call *k, uint32_t slot,
 /* Does this weight take quantised activations? */
 bool cpu_int8(const struct choice *ch, const struct op_view *v);
 
-/* Is this op shared out over workers by rows of the batch, where ops of its kind otherwise go by rows of their weights? What a worker reads is then what
- * it wrote itself, in its own caches; but each reads all weights, so there must be rows enough, and more of them if weights come from memory. */
-bool cpu_by_rows(const struct cpu *c, const struct op *op, uint32_t bucket);
+/* How this op is shared out. */
+enum cpu_by cpu_by(const struct cpu *c, const struct op *op, uint32_t bucket);
 
-/* The pairs of expert e (of the rank's own) that this call has: all, or by rows those of its rows. They lie side by side. */
+/* The pairs of expert e (of the rank's own) that this call has: by rows those of its rows, by pairs those within its part of all pairs, else all. They lie
+ * side by side. */
 void cpu_own_pairs(const struct cpu_call *k, uint32_t e, int32_t *from, int32_t *to);
 
 /* Of ops that multiply by a weight: 2 where the activations are quantised by all workers together first. */
@@ -191,6 +198,9 @@ const uint8_t *cpu_quantised(const struct cpu_call *k, bool int8, size_t width, 
 
 /* At most this many activation rows are quantised by every worker for itself; more are shared through cpu_rank.q8 in a phase of their own. */
 enum { CPU_PRIVATE_ROWS = 4 };
+
+/* Experts of at most so many rows go by pairs. */
+enum { CPU_PAIR_ROWS = 256 };
 
 /* Rows that a worker quantises and multiplies before it takes the next ones, where an op goes by rows. */
 enum { CPU_ROW_BLOCK = 64 };
@@ -232,7 +242,7 @@ struct cpu_join {
 };
 
 /* Does this phase need a barrier before it? To be called for every node in order; a barrier made for another reason zeroes *j. */
-bool cpu_join_before(struct cpu_join *j, enum cpu_sharing how, const struct op *op, uint32_t phase, uint32_t n_phases, bool by_rows);
+bool cpu_join_before(struct cpu_join *j, enum cpu_sharing how, const struct op *op, uint32_t phase, uint32_t n_phases, enum cpu_by by);
 
 enum rs_result cpu_local_open(struct cpu *c, struct rs_error *err);
 void cpu_local_close(struct cpu *c);

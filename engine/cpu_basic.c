@@ -48,8 +48,11 @@ static void run_rope_q(const struct cpu_call *k)
         rope_own(k, heads, half);
         return;
     }
-    cpu_cut(k, (size_t)k->b->n_rows * (k->by_rows ? 1 : heads), 1, &from, &to);
-    for (size_t i = from * (k->by_rows ? heads : 1); i < to * (k->by_rows ? heads : 1); i++) {
+    const uint32_t each = k->by == CPU_BY_ROWS ? heads : 1; /* heads that are cut together */
+    if (heads == 0)
+        return;
+    cpu_cut(k, (size_t)k->b->n_rows * heads / each, 1, &from, &to);
+    for (size_t i = from * each; i < to * each; i++) {
         size_t row = i / heads, h = i % heads;
         const size_t angle = (size_t)k->b->pos[row] * half;
         k->c->vec->rope(cpu_at(k, &k->op->in[0], row) + h * hp->k_mla + hp->nope, k->c->rope_cos + angle, k->c->rope_sin + angle, half, true);
@@ -108,7 +111,7 @@ static void run_moe_silu_mul(const struct cpu_call *k)
 {
     const struct shard_layer *s = shard_of(k->c->shard, (uint32_t)k->op->layer, k->rank);
     const uint32_t half = s->ff_exp.to - s->ff_exp.from;
-    if (!k->by_rows) {
+    if (k->by != CPU_BY_ROWS) {
         silu_rows(k, cpu_routing(k)->n_pairs, half);
         return;
     }

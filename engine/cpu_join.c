@@ -5,7 +5,7 @@
  *
  *   whole  every worker has whole ranks to itself: only a collective looks at what another worker did.
  *   cut    many rows: where an op goes by rows and the next one by the same rows in the same way, a worker needs no more than its own. With rows enough
- *          for everyone products go by rows as well, and most of a layer is done without looking at another worker.
+ *          for everyone products go by rows as well (enum cpu_by), and most of a layer is done without looking at another worker.
  *   local  every worker has a part of one rank, and few rows: each makes the small tensors that all of them need (norms, routing) for itself, in
  *          private memory, and the first worker of the rank also writes them where observers look. Ops that go by rows of a weight keep to the
  *          same cut from one to the next (gate and up, activation; down, residual), so that a worker reads back what it wrote.
@@ -30,27 +30,36 @@ enum cpu_sharing cpu_sharing(const struct cpu *c, uint32_t bucket)
     return c->n_workers % c->n_ranks == 0 && bucket <= CPU_PRIVATE_ROWS && c->local != NULL ? CPU_SHARE_LOCAL : CPU_SHARE_CUT;
 }
 
-/* Of weights in a processor's cache unpacking is what more workers than one do again; those that come from memory have to be fetched again. */
-enum { ROWS_EACH = 8, ROWS_EACH_MEMORY = 128, PAIRS_EACH = 2, PAIRS_EACH_MEMORY = 32 };
+/* Rows, and pairs of each expert, that a worker must have to itself. Of weights in a processor's cache unpacking is what it does again; those that come
+ * from memory it fetches again. Fewer pairs go by pairs, if each worker has some. */
+enum { ROWS_EACH = 8, ROWS_EACH_MEMORY = 128, EXPERT_EACH = 16, EXPERT_EACH_MEMORY = 128, PAIRS_EACH = 32 };
 
-bool cpu_by_rows(const struct cpu *c, const struct op *op, uint32_t bucket)
+static enum cpu_by experts_by(const struct cpu *c, const struct op *op, uint32_t bucket, uint64_t rows_each, bool memory)
 {
-    const struct shard_range *ex = &shard_of(c->shard, (uint32_t)(op->layer < 0 ? 0 : op->layer), 0)->experts;
+    const struct shard_range *ex = &shard_of(c->shard, (uint32_t)op->layer, 0)->experts;
+    const uint64_t pairs_each = rows_each * c->hp->n_used;
+    /* a rank that has only some of the experts has few pairs of a row, or many */
+    if (ex->to - ex->from == c->hp->n_experts && pairs_each >= (uint64_t)c->hp->n_experts * (memory ? EXPERT_EACH_MEMORY : EXPERT_EACH))
+        return CPU_BY_ROWS;
+    return pairs_each >= PAIRS_EACH && bucket <= CPU_PAIR_ROWS ? CPU_BY_PAIRS : CPU_BY_WEIGHTS;
+}
+
+enum cpu_by cpu_by(const struct cpu *c, const struct op *op, uint32_t bucket)
+{
     const bool memory = c->packed_store == NULL;
     const uint64_t each = (uint64_t)bucket * c->n_ranks / c->n_workers;
     if (cpu_sharing(c, bucket) != CPU_SHARE_CUT)
-        return false;
+        return CPU_BY_WEIGHTS;
     switch (op->kind) {
-    case OP_QKV_A: case OP_GATE_UP: case OP_ROPE_Q: break;
+    case OP_MOE_GATE_UP: case OP_MOE_SILU_MUL: case OP_MOE_DOWN: return experts_by(c, op, bucket, each, memory);
     case OP_LINEAR:
         if (wants_logits(op))
-            return false;
+            return CPU_BY_WEIGHTS;
         break;
-    case OP_MOE_GATE_UP: case OP_MOE_SILU_MUL: case OP_MOE_DOWN: /* a rank that has only some of the experts has few pairs of a row, or many */
-        return ex->to - ex->from == c->hp->n_experts && each * c->hp->n_used >= (uint64_t)c->hp->n_experts * (memory ? PAIRS_EACH_MEMORY : PAIRS_EACH);
-    default: return false;
+    case OP_QKV_A: case OP_GATE_UP: case OP_ROPE_Q: break;
+    default: return CPU_BY_WEIGHTS;
     }
-    return each >= (memory ? ROWS_EACH_MEMORY : ROWS_EACH);
+    return each >= (memory ? ROWS_EACH_MEMORY : ROWS_EACH) ? CPU_BY_ROWS : CPU_BY_WEIGHTS;
 }
 
 /* Does every worker hold this buffer for itself? */
@@ -92,10 +101,13 @@ static void note(struct cpu_join *j, const struct op *op, uint32_t n_phases)
 enum { ROWS_NONE, ROWS_ALL, ROWS_LOGITS, ROWS_PAIRS };
 
 /* Does a phase cut all that it reads and writes evenly by rows, and by which? */
-static uint8_t rows_of(const struct op *op, uint32_t phase, uint32_t n_phases, bool by_rows)
+static uint8_t rows_of(const struct op *op, uint32_t phase, uint32_t n_phases, enum cpu_by by)
 {
-    if (by_rows)
+    const bool last = phase + 1 == n_phases;
+    if (by == CPU_BY_ROWS)
         return ROWS_ALL;
+    if (by == CPU_BY_PAIRS && op->kind != OP_MOE_SILU_MUL)
+        return (op->kind == OP_MOE_DOWN) == last ? ROWS_ALL : ROWS_PAIRS;
     switch (op->kind) {
     case OP_RMSNORM: case OP_ADD: case OP_KV_STORE: case OP_SILU_MUL: break;
     case OP_MOE_SILU_MUL: return ROWS_PAIRS;
@@ -111,18 +123,18 @@ static uint8_t rows_of(const struct op *op, uint32_t phase, uint32_t n_phases, b
 }
 
 /* Where rows are cut alike no barrier is needed; nor after two ops that leave alone what the next one looks at: rotated queries, the router's tables. */
-static bool cut_needs(struct cpu_join *j, const struct op *op, uint32_t phase, uint32_t n_phases, bool by_rows)
+static bool cut_needs(struct cpu_join *j, const struct op *op, uint32_t phase, uint32_t n_phases, enum cpu_by by)
 {
-    const uint8_t rows = rows_of(op, phase, n_phases, by_rows);
-    const bool apart = (j->rope && op->kind == OP_KV_STORE) || (j->alone && op->kind == OP_MOE_GATE_UP && rows == ROWS_ALL && !by_rows);
+    const uint8_t rows = rows_of(op, phase, n_phases, by);
+    const bool apart = (j->rope && op->kind == OP_KV_STORE) || (j->alone && op->kind == OP_MOE_GATE_UP && rows == ROWS_ALL && by != CPU_BY_ROWS);
     const bool join = !apart && (rows == ROWS_NONE || rows != j->rows);
     j->rows = apart ? ROWS_NONE : rows;
-    j->rope = op->kind == OP_ROPE_Q && !by_rows;
+    j->rope = op->kind == OP_ROPE_Q && by != CPU_BY_ROWS;
     j->alone = op->kind == OP_ROUTER && phase + 1 == n_phases;
     return join;
 }
 
-bool cpu_join_before(struct cpu_join *j, enum cpu_sharing how, const struct op *op, uint32_t phase, uint32_t n_phases, bool by_rows)
+bool cpu_join_before(struct cpu_join *j, enum cpu_sharing how, const struct op *op, uint32_t phase, uint32_t n_phases, enum cpu_by by)
 {
     bool join = true;
     if (how == CPU_SHARE_WHOLE) {
@@ -134,7 +146,7 @@ bool cpu_join_before(struct cpu_join *j, enum cpu_sharing how, const struct op *
             j->written = 0;
         note(j, op, n_phases);
     } else {
-        join = cut_needs(j, op, phase, n_phases, by_rows);
+        join = cut_needs(j, op, phase, n_phases, by);
     }
     return join;
 }

@@ -1,7 +1,7 @@
 /* CPU ops that multiply rows by a weight: plain, fused slots.
  *
  * int8: activations are quantised first. Few rows: every worker quantises all of them into its own scratch, which is cheaper than meeting at a
- * barrier. Many rows: a phase of its own, shared. Where each worker has rows of its own (by_rows): some of those at a time, each for itself. The products
+ * barrier. Many rows: a phase of its own, shared. Where each worker has rows of its own (CPU_BY_ROWS): some of those at a time, each for itself. The products
  * are the same bits whichever way. */
 #include <string.h>
 
@@ -26,7 +26,10 @@ static bool any_int8(const struct cpu_call *k)
 
 uint32_t cpu_linear_phases(const struct cpu *c, const struct op *op, const struct choice *ch, uint32_t bucket)
 {
-    return ch->matmul == MATMUL_INT8 && bucket > CPU_PRIVATE_ROWS && !cpu_by_rows(c, op, bucket) ? 2 : 1;
+    const enum cpu_by by = cpu_by(c, op, bucket);
+    if (by == CPU_BY_PAIRS && op->kind == OP_MOE_DOWN)
+        return 2; /* the pairs, then their sums */
+    return ch->matmul == MATMUL_INT8 && bucket > CPU_PRIVATE_ROWS && by != CPU_BY_ROWS ? 2 : 1;
 }
 
 const uint8_t *cpu_quantised(const struct cpu_call *k, bool int8, size_t width, size_t n, size_t *stride)
@@ -86,7 +89,7 @@ static void multiply_rows(const struct cpu_call *k, const uint32_t *slot)
 static void fill_empty(const struct cpu_call *k)
 {
     size_t from = 0, to = cpu_rows(k);
-    if (k->by_rows)
+    if (k->by == CPU_BY_ROWS)
         cpu_cut(k, to, 1, &from, &to);
     else if (!cpu_alone(k))
         return;
@@ -99,7 +102,7 @@ static void run_linear(const struct cpu_call *k)
 {
     const struct op_view *v = plan_view(k->prog, k->rank, k->op->w[0]);
     uint32_t n = cpu_rows(k);
-    if (v->rows != 0 && k->by_rows) {
+    if (v->rows != 0 && k->by == CPU_BY_ROWS) {
         multiply_rows(k, (const uint32_t[]){0});
         return;
     }
@@ -123,7 +126,7 @@ static void run_slots(const struct cpu_call *k, bool file_order, bool apart)
     size_t rows[OP_MAX_W], stride, base[OP_MAX_W], total = 0, from, to;
     for (uint32_t p = 0; p < k->op->n_w; p++)
         slot[p] = file_order ? k->op->file_slot[p] : p;
-    if (k->by_rows) {
+    if (k->by == CPU_BY_ROWS) {
         multiply_rows(k, slot);
         return;
     }

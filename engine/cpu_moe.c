@@ -120,8 +120,14 @@ void cpu_own_pairs(const struct cpu_call *k, uint32_t e, int32_t *from, int32_t 
     size_t row0, row1;
     *from = r->group[e];
     *to = r->group[e + 1];
-    if (!k->by_rows)
+    if (k->by == CPU_BY_WEIGHTS)
         return;
+    if (k->by == CPU_BY_PAIRS) {
+        cpu_cut(k, r->n_pairs, 1, &row0, &row1);
+        *from = *from > (int32_t)row0 ? *from : (int32_t)row0;
+        *to = *to < (int32_t)row1 ? *to : (int32_t)row1;
+        return;
+    }
     cpu_cut(k, k->b->n_rows, 1, &row0, &row1);
     while (*from < *to && (size_t)r->pair_row[*from] < row0)
         ++*from;
@@ -135,7 +141,7 @@ static const uint8_t *quantised_rows(const struct cpu_call *k, bool int8, size_t
     const size_t width = k->c->hp->n_embd;
     uint8_t *q8 = k->c->rank[k->rank].q8;
     size_t from, to;
-    if (!k->by_rows)
+    if (k->by != CPU_BY_ROWS)
         return cpu_quantised(k, int8, width, k->b->n_rows, stride);
     *stride = krn_q8_row_bytes(width);
     cpu_cut(k, k->b->n_rows, 1, &from, &to);
@@ -162,7 +168,7 @@ static void run_moe_gate_up(const struct cpu_call *k)
             uint32_t slot = swapped ? 1 - s : s;
             const struct op_view *v = slot == 0 ? gate : up;
             size_t a = s * half, r0 = from > a ? from - a : 0, r1 = to > a ? (to - a < half ? to - a : half) : 0;
-            if (k->local || k->by_rows) {
+            if (k->local || k->by != CPU_BY_WEIGHTS) {
                 r0 = k->local ? from : 0;
                 r1 = k->local ? to : half;
             }
@@ -181,7 +187,7 @@ static void run_moe_gate_up(const struct cpu_call *k)
     }
 }
 
-/* Pairs [p0, p1) of expert e by rows [from, to) of its weights, into their rows' sums. q8: those pairs' activations, if int8. */
+/* Pairs [p0, p1) of expert e by rows [from, to) of its weights, into their rows' sums or, by pairs, apart. q8: those pairs' activations, if int8. */
 static void down_pairs(const struct cpu_call *k, uint32_t e, int32_t p0, int32_t p1, size_t from, size_t to, bool int8, const uint8_t *q8, size_t stride)
 {
     const struct cpu_routing *r = cpu_routing(k);
@@ -191,21 +197,22 @@ static void down_pairs(const struct cpu_call *k, uint32_t e, int32_t p0, int32_t
                            .x_stride = int8 ? stride : k->prog->width[BUF_MACT][k->rank] * sizeof(float), .n_cols = (size_t)(p1 - p0),
                            .y = cpu_at(k, &k->op->out[0], 0), .y_stride = k->prog->width[BUF_A][k->rank], .y_index = r->pair_row + p0, .accumulate = true,
                            .col_scale = r->pair_weight + p0};
+    if (k->by == CPU_BY_PAIRS) {
+        m.y = k->c->rank[k->rank].pair_out + (size_t)p0 * m.y_stride;
+        m.y_index = NULL;
+        m.accumulate = false;
+    }
     if (int8)
         k->c->mm->q8(&m);
     else
         k->c->mm->f32(&m);
 }
 
-/* All of this call's rows, some pairs of an expert at a time. */
-static void down_rows(const struct cpu_call *k, const struct op_view *v, bool int8)
+/* All of this call's pairs, some of an expert at a time. */
+static void down_own(const struct cpu_call *k, const struct op_view *v, bool int8)
 {
     const size_t out = k->prog->width[BUF_A][k->rank], stride = krn_q8_row_bytes(v->k);
     uint8_t *q8 = k->c->scratch[k->worker];
-    size_t from, to;
-    cpu_cut(k, k->b->n_rows, 1, &from, &to);
-    for (size_t i = from; i < to; i++)
-        memset(cpu_at(k, &k->op->out[0], i), 0, out * sizeof(float));
     for (uint32_t e = 0; v->rows != 0 && e < v->n_mats; e++) {
         int32_t p0, p1;
         cpu_own_pairs(k, e, &p0, &p1);
@@ -218,14 +225,41 @@ static void down_rows(const struct cpu_call *k, const struct op_view *v, bool in
     }
 }
 
+static void clear_rows(const struct cpu_call *k)
+{
+    size_t from, to;
+    cpu_cut(k, k->b->n_rows, 1, &from, &to);
+    for (size_t i = from; i < to; i++)
+        memset(cpu_at(k, &k->op->out[0], i), 0, k->prog->width[BUF_A][k->rank] * sizeof(float));
+}
+
+/* What this call's rows get from their pairs, which come in ascending order of expert. */
+static void add_pairs(const struct cpu_call *k)
+{
+    const struct cpu_routing *r = cpu_routing(k);
+    const size_t out = k->prog->width[BUF_A][k->rank];
+    size_t from, to;
+    cpu_cut(k, k->b->n_rows, 1, &from, &to);
+    for (uint32_t p = 0; p < r->n_pairs; p++)
+        if ((size_t)r->pair_row[p] >= from && (size_t)r->pair_row[p] < to)
+            k->c->vec->add(k->c->rank[k->rank].pair_out + p * out, cpu_at(k, &k->op->out[0], (size_t)r->pair_row[p]), out);
+}
+
 static void run_moe_down(const struct cpu_call *k)
 {
     const struct cpu_routing *r = cpu_routing(k);
     const struct op_view *v = plan_view(k->prog, k->rank, k->op->w[0]);
     bool int8 = v->rows != 0 && cpu_int8(k->choice, v);
     size_t stride, from, to, out = k->prog->width[BUF_A][k->rank];
-    if (k->by_rows) {
-        down_rows(k, v, int8);
+    if (k->by == CPU_BY_PAIRS ? k->phase == 1 : k->by == CPU_BY_ROWS)
+        clear_rows(k);
+    if (k->by == CPU_BY_PAIRS && k->phase == 1) {
+        if (v->rows != 0)
+            add_pairs(k);
+        return;
+    }
+    if (k->by != CPU_BY_WEIGHTS) {
+        down_own(k, v, int8);
         return;
     }
     const uint8_t *q8 = cpu_quantised(k, int8, v->k, r->n_pairs, &stride);

@@ -19,7 +19,8 @@ struct node {
     const struct choice *choice;
     const struct cpu_launch *launch;
     uint32_t phase, n_phases;
-    bool local, by_rows;                  /* of cpu_call */
+    bool local;                           /* these two: of cpu_call */
+    enum cpu_by by;
     const struct probe_copy *copy;
     const struct probe_obs *obs;
 };
@@ -170,7 +171,7 @@ static void run_share(struct exec *x, const struct node *n, unsigned worker)
     uint32_t w = c->n_workers, first = worker * c->n_ranks, last = first + c->n_ranks; /* in units of 1/w rank */
     uint64_t *ticks = x->ticks + ((size_t)worker * x->cap_ops + n->op->index) * c->n_ranks;
     struct cpu_call k = {.c = x->c, .op = n->op, .choice = n->choice, .b = x->step->batch, .prog = x->step->prog, .phase = n->phase,
-                         .n_phases = n->n_phases, .worker = worker, .of = w, .local = n->local, .by_rows = n->by_rows};
+                         .n_phases = n->n_phases, .worker = worker, .of = w, .local = n->local, .by = n->by};
     for (uint32_t r = first / w; r * w < last; r++) {
         k.rank = r;
         k.lo = first > r * w ? first - r * w : 0;
@@ -204,7 +205,7 @@ static uint32_t bind_op(const struct cpu *c, const struct backend_step *s, const
     const struct cpu_launch *l = ch->impl->launch;
     uint32_t n = l->phases(c, op, ch, s->batch->bucket);
     for (uint32_t p = 0; p < n; p++)
-        out[p] = (struct node){.op = op, .choice = ch, .launch = l, .phase = p, .n_phases = n, .by_rows = l != &CPU_USER && cpu_by_rows(c, op, s->batch->bucket)};
+        out[p] = (struct node){.op = op, .choice = ch, .launch = l, .phase = p, .n_phases = n, .by = l != &CPU_USER ? cpu_by(c, op, s->batch->bucket) : CPU_BY_WEIGHTS};
     return n;
 }
 
@@ -277,7 +278,7 @@ static void cut_parts(const struct cpu *c, struct exec_graph *g)
         const bool observer = n->op == NULL || n->launch == &CPU_USER, after = before != NULL && (before->op == NULL || before->launch == &CPU_USER);
         if (after)
             j = (struct cpu_join){0};
-        if (observer || cpu_join_before(&j, how, n->op, n->phase, n->n_phases, n->by_rows) || after || i == 0)
+        if (observer || cpu_join_before(&j, how, n->op, n->phase, n->n_phases, n->by) || after || i == 0)
             g->part[g->n_parts++] = i;
         n->local = how == CPU_SHARE_LOCAL && n->n_phases == 1;
     }
