@@ -8,6 +8,7 @@
  * A row's result depends on its own position and kind alone (fixed order over keys), never on the batch around it. */
 #include <string.h>
 
+#include "engine/arith.h"
 #include "engine/cpu.h"
 #include "kernels/quant.h"
 #include "kernels/type.h"
@@ -83,6 +84,21 @@ static const int32_t *selection(const struct cpu_call *k, size_t row, uint32_t *
 
 enum { HEADS_TOGETHER = 4, ROWS_TOGETHER = 8, TOGETHER_BYTES = 320 << 10 };
 
+/* With fewer heads the conversion of cached rows to integers costs more than the products save. Whether this worker has them all does not matter:
+ * results must not depend on how work is shared out. */
+static bool in_integers(const struct cpu_call *k)
+{
+    const struct cpu *c = k->c;
+    const struct shard_range heads = shard_of(c->shard, (uint32_t)k->op->layer, k->rank)->heads;
+    return c->vec->attn_absorbed_i16 != NULL && c->lim.cache == KRN_CACHE_F16 && heads.to - heads.from >= KRN_I16_HEADS &&
+           c->hp->kv_lora % KRN_I16_UNIT == 0 && c->hp->rope % KRN_I16_UNIT == 0 && arith_wanted(k->prog, k->op, k->choice, k->rank) == ARITH_INT8;
+}
+
+static uint32_t heads_together(const struct cpu_call *k)
+{
+    return in_integers(k) ? KRN_I16_HEADS : HEADS_TOGETHER;
+}
+
 /* Absorbed rows that a worker takes together: the two matrices of a head are then read once for all of them. What lies between stays within the
  * second-level cache, beside the rows of one sequence. */
 static uint32_t rows_together(const struct hparams *hp)
@@ -92,7 +108,7 @@ static uint32_t rows_together(const struct hparams *hp)
 }
 
 struct absorb_scratch {
-    float *q, *latent, *scores; /* [row][head][l + r], [row][head][l], [HEADS_TOGETHER][keys] */
+    float *q, *latent, *scores; /* [row][head][l + r], [row][head][l], [HEADS_TOGETHER][keys] or what integers need */
     uint8_t *q8;                /* one vector of each row */
 };
 
@@ -107,8 +123,10 @@ static size_t lay_absorb(const struct hparams *hp, uint32_t n_keys, uint8_t *bas
     at += (latent + 63) / 64 * 64;
     s->q8 = base + at;
     at += n * krn_q8_row_bytes((longest + 31) / 32 * 32);
+    at = (at + 63) / 64 * 64;
     s->scores = (float *)(void *)(base + at);
-    return at + HEADS_TOGETHER * keys * sizeof(float);
+    const size_t scores = HEADS_TOGETHER * keys * sizeof(float), integers = krn_attn_i16_bytes(hp->kv_lora + hp->rope);
+    return at + (scores > integers ? scores : integers);
 }
 
 /* An absorbed row, and the segment after its own if it is the last of its own; else NULL. */
@@ -124,6 +142,7 @@ static void absorbed_rows(const struct cpu_call *k, const struct absorb_row *row
     const size_t l = hp->kv_lora, d = l + hp->rope, in_stride = k->prog->width[BUF_Q][k->rank], out_stride = k->prog->width[BUF_O][k->rank];
     const float *in = cpu_at(k, &k->op->in[0], rows[0].row);
     float *out = cpu_at(k, &k->op->out[0], rows[0].row);
+    const uint32_t together = heads_together(k);
     struct absorb_scratch s;
     lay_absorb(hp, 0, k->c->scratch[k->worker], &s);
     for (uint32_t h = 0; h < nh; h++) {
@@ -133,18 +152,18 @@ static void absorbed_rows(const struct cpu_call *k, const struct absorb_row *row
             memcpy(s.q + (i * nh + h) * d + l, qh + i * in_stride + hp->nope, hp->rope * sizeof(float));
     }
     for (uint32_t i = 0; i < n; i++)
-        for (uint32_t h = 0; h < nh; h += HEADS_TOGETHER) {
+        for (uint32_t h = 0; h < nh; h += together) {
             struct krn_attn_absorbed a = {.kv = pages(k, seg_of(k->b, rows[i].row)->table), .l = hp->kv_lora, .r = hp->rope,
-                                          .n_heads = nh - h < HEADS_TOGETHER ? nh - h : HEADS_TOGETHER, .n_keys = (uint32_t)k->b->pos[rows[i].row] + 1,
+                                          .n_heads = nh - h < together ? nh - h : together, .n_keys = (uint32_t)k->b->pos[rows[i].row] + 1,
                                           .scale = hp->kq_scale, .q = s.q + (i * nh + h) * d, .out = s.latent + (i * nh + h) * l, .scores = s.scores};
             a.sel = selection(k, rows[i].row, &a.n_sel);
             if (rows[i].next != NULL) {
                 a.next = pages(k, rows[i].next->table);
                 a.n_next = rows[i].next->pos0 + 1;
-                a.part = h / HEADS_TOGETHER;
-                a.parts = (nh + HEADS_TOGETHER - 1) / HEADS_TOGETHER;
+                a.part = h / together;
+                a.parts = (nh + together - 1) / together;
             }
-            k->c->vec->attn_absorbed(&a);
+            (together == KRN_I16_HEADS ? k->c->vec->attn_absorbed_i16 : k->c->vec->attn_absorbed)(&a);
         }
     for (uint32_t h = 0; h < nh; h++)
         multiply_head(k, 1, h0 + h, s.latent + h * l, nh * l, n, s.q8, out + (size_t)(h0 + h) * hp->v_head, out_stride);
@@ -279,13 +298,14 @@ static uint32_t take_rows(struct absorb_walk w, uint32_t n, struct absorb_row *o
     return got;
 }
 
-/* An item is a few heads of a row: four, or fewer where rows are so few that workers would have nothing to do. */
+/* An item is a few heads of a row: four or eight, or fewer where rows are so few that workers would have nothing to do. */
 static void run_absorbed(const struct cpu_call *k, enum form form, uint32_t heads)
 {
     struct absorb_walk w = {.b = k->b, .form = form};
     const size_t n_rows = count_rows(k->b, form);
     uint32_t per = (heads + k->c->n_workers - 1) / k->c->n_workers, most = rows_together(k->c->hp);
-    per = per > HEADS_TOGETHER || n_rows >= (size_t)k->c->n_workers * ROWS_TOGETHER ? HEADS_TOGETHER : per < 1 ? 1 : per;
+    const uint32_t together = heads_together(k);
+    per = per > together || n_rows >= (size_t)k->c->n_workers * ROWS_TOGETHER ? together : per < 1 ? 1 : per;
     const uint32_t groups = (heads + per - 1) / per;
     size_t at, to;
     cpu_cut(k, n_rows * groups, 1, &at, &to);

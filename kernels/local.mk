@@ -12,6 +12,7 @@ libkernels_a_SOURCES = \
 	kernels/cpu/vec.c \
 	kernels/cpu/vec.h \
 	kernels/cpu/vec_attn.h \
+	kernels/cpu/vec_attn_i16.h \
 	kernels/cpu/vec_body.h \
 	kernels/cpu/vec_portable.c \
 	kernels/quant.c \

@@ -3,6 +3,7 @@
 # C tests. Each is one source file: add its name here, sorted, and NAME_SOURCES below only if it needs more than NAME.c.
 c_tests = \
 	tests/alloc_test \
+	tests/attn_test \
 	tests/console_test \
 	tests/diff_test \
 	tests/drill_test \

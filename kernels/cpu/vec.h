@@ -45,6 +45,16 @@ struct krn_attn_absorbed {
     uint32_t part, parts;  /* of each of them the part'th of so many pieces, for calls that share one `next` */
 };
 
+/* attn_absorbed_i16: at most so many heads in a call, l and r multiples of KRN_I16_UNIT, an f16 cache; scores is then scratch of
+ * krn_attn_i16_bytes(l + r), on a border of 64 bytes. A head's result does not depend on the heads beside it. */
+enum { KRN_I16_HEADS = 8, KRN_I16_UNIT = 32, KRN_I16_KEYS = 64 };
+
+static inline size_t krn_attn_i16_bytes(size_t d)
+{
+    return (KRN_I16_KEYS + 1 + KRN_I16_HEADS) * d * sizeof(int16_t) + KRN_I16_HEADS * KRN_I16_KEYS * sizeof(int16_t) +
+           (2 + KRN_I16_HEADS) * KRN_I16_KEYS * sizeof(float);
+}
+
 /* Expanded keys and values of one head: keys in tiles of KRN_KEY_TILE, transposed ([tile][dim][KRN_KEY_TILE]), values row by row. */
 #define KRN_KEY_TILE 16
 
@@ -107,6 +117,7 @@ struct krn_cpu_vec {
      * source is rounded to bf16 first, as a 16-bit payload would. */
     void (*reduce)(const float *const *src, float *const *dst, size_t n_src, size_t n_dst, size_t from, size_t to, bool tree, bool bf16);
     void (*attn_absorbed)(const struct krn_attn_absorbed *);
+    void (*attn_absorbed_i16)(const struct krn_attn_absorbed *); /* the same in integers of 16 bits (vec_attn_i16.h); NULL where that is no faster */
     void (*attn_expand)(const struct krn_attn_expand *);
     void (*attn_expanded)(const struct krn_attn_expanded *);
     /* scores[t] = sum_j w_j * relu(q_j . k_t) * scale for t < n_keys; q: n_heads x dim */

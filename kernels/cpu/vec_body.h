@@ -256,6 +256,9 @@ static void reduce(const float *const *src, float *const *dst, size_t n_src, siz
 }
 
 #include "kernels/cpu/vec_attn.h"
+#if VL == 16
+#include "kernels/cpu/vec_attn_i16.h"
+#endif
 
 static void index_scores(const struct krn_pages *k, const float *q, const float *w, uint32_t n_heads, uint32_t dim, uint32_t n_keys, float scale,
                          float *scores)
@@ -443,4 +446,7 @@ const struct krn_cpu_vec KRN_NAME = {
     .isa = KRN_THIS_ISA, .rmsnorm = rmsnorm, .layernorm = layernorm, .rope = rope, .silu_mul = silu_mul, .add = add, .store = store, .load = load,
     .reduce = reduce, .attn_absorbed = attn_absorbed, .attn_expand = attn_expand, .attn_expanded = attn_expanded, .index_scores = index_scores,
     .route = route, .describe = describe,
+#if VL == 16
+    .attn_absorbed_i16 = attn_absorbed_i16,
+#endif
 };
