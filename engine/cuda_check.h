@@ -204,11 +204,15 @@ struct routing {
     struct kcu_route a;
 };
 
-/* A router of random weights and n rows for it. */
+/* A router of random weights and n rows for it. The first row is zero and biases are few values: scores tie, and the lower index comes first. */
 static inline struct routing routing(struct check *t, uint32_t n, uint32_t width, uint32_t experts, uint32_t used, uint32_t groups,
                                      uint32_t groups_used, bool sigmoid)
 {
     struct routing r = {.gate = matrix(t, KRN_F32, experts, width, 1), .x = randoms(t, (size_t)n * width), .bias = randoms(t, experts)};
+    for (uint32_t i = 0; r.x != NULL && i < width; i++)
+        r.x[i] = 0;
+    for (uint32_t e = 0; r.bias != NULL && e < experts; e++)
+        r.bias[e] = rintf(r.bias[e] * 8) / 8;
     r.a = (struct kcu_route){.gate = r.gate.m,
                              .bias = device(t, r.bias, experts * 4),
                              .x = device(t, r.x, (size_t)n * width * 4),

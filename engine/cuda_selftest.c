@@ -379,6 +379,8 @@ enum rs_result cuda_selftest(int dev, bool small, void (*report)(void *arg, cons
     check_join(&t, 9, 256);
     check_route(&t, 64, 4, 1, 1, true);
     check_route(&t, 256, 8, 8, 4, true);
+    check_route(&t, 256, 8, 1, 1, true);
+    check_route(&t, 160, 4, 1, 1, false);
     check_route(&t, 300, 6, 1, 1, false);
     check_topk(&t, small ? 1000 : 5000, small ? 300 : 2048);
     check_topk(&t, 100, 16);

@@ -11,6 +11,8 @@ struct choice_room {
     float p[MAX_EXPERTS];
     float weight[MAX_USED];
     int32_t id[MAX_USED];
+    uint32_t top[MAX_EXPERTS / 32], n_rivals; /* of best_of_few() */
+    uint16_t rival[MAX_EXPERTS];
 };
 
 /* Is expert e one of this rank's, of which expert0 is the first? */
@@ -85,7 +87,45 @@ template <int SLOTS> static __device__ __forceinline__ void best(const struct kc
     __syncwarp();
 }
 
-/* The same warp: final weights. */
+/* The same by all threads of the block, one per expert at least, in four waits instead of two per choice: every 32 experts have a best, and who is
+ * below all of those is not chosen where there are at least n_used of them. Of the few that are left each counts who comes before it. */
+static __device__ __forceinline__ void best_of_few(const struct kcu_route &a, choice_room &c)
+{
+    const uint32_t t = flat_thread(), lane = t % 32, n = a.n_experts, groups = (n + 31) / 32, key = t < n ? sortable(c.s[t]) : 0;
+    uint32_t *keys = (uint32_t *)c.s, floor = UINT32_MAX, base = 0;
+    if (t / 32 < groups) {
+        const uint32_t m = __reduce_max_sync(0xffffffffu, key);
+        if (lane == 0)
+            c.top[t / 32] = m;
+    }
+    if (t == 0)
+        c.n_rivals = 0;
+    __syncthreads();
+    for (uint32_t g = 0; g < groups; g++)
+        floor = min(floor, c.top[g]);
+    const bool rival = t < n && key >= floor;
+    const uint32_t vote = __ballot_sync(0xffffffffu, rival);
+    if (lane == 0 && vote != 0)
+        base = atomicAdd(&c.n_rivals, __popc(vote));
+    const uint32_t at = __shfl_sync(0xffffffffu, base, 0) + __popc(vote & ((1u << lane) - 1));
+    if (rival)
+        keys[at] = key, c.rival[at] = (uint16_t)t;
+    __syncthreads();
+    const uint32_t rivals = c.n_rivals;
+    if (t < rivals) {
+        const uint32_t mine = keys[t], e = c.rival[t];
+        uint32_t before = 0;
+        for (uint32_t o = 0; o < rivals; o++)
+            before += keys[o] > mine || (keys[o] == mine && c.rival[o] < e);
+        if (before < a.n_used) {
+            c.id[before] = (int32_t)e;
+            c.weight[before] = c.p[e];
+        }
+    }
+    __syncthreads();
+}
+
+/* A warp: final weights. */
 static __device__ __forceinline__ void weights(const struct kcu_route &a, choice_room &c)
 {
     const uint32_t lane = flat_thread() % 32;
@@ -98,8 +138,8 @@ static __device__ __forceinline__ void weights(const struct kcu_route &a, choice
         c.weight[lane] *= f;
 }
 
-/* Ids and weights of one row to c, from logits that other blocks wrote; `writes`: also to where the op leaves its results. All threads of the block
- * call; their number does not change a bit. */
+/* Ids of one row to c, from logits that other blocks wrote; `writes`: weights as well, and both to where the op leaves its results. All threads of the
+ * block call; their number does not change a bit. */
 static __device__ __forceinline__ void choose(const struct kcu_route &a, uint32_t row, const float *logits, bool writes, choice_room &c)
 {
     const uint32_t n = a.n_experts, t = flat_thread(), threads = blockDim.x * blockDim.y;
@@ -125,20 +165,28 @@ static __device__ __forceinline__ void choose(const struct kcu_route &a, uint32_
     __syncthreads();
     if (a.n_groups > 1 && a.n_groups_used < a.n_groups)
         limit_groups(a, c);
+    const bool few = n <= threads && a.n_used <= n / 32;
+    if (few)
+        best_of_few(a, c);
     if (t < 32) {
-        if (n <= 64)
+        if (few)
+            ;
+        else if (n <= 64)
             best<2>(a, c);
         else if (n <= 256)
             best<8>(a, c);
         else
             best<MAX_EXPERTS / 32>(a, c);
-        weights(a, c);
-        if (writes && t < a.n_used) {
-            *(volatile int32_t *)(a.ids + row * a.pitch + t) = c.id[t];
-            *(volatile float *)(a.weights + row * a.pitch + t) = c.weight[t];
+        if (writes) {
+            weights(a, c);
+            if (t < a.n_used) {
+                *(volatile int32_t *)(a.ids + row * a.pitch + t) = c.id[t];
+                *(volatile float *)(a.weights + row * a.pitch + t) = c.weight[t];
+            }
         }
     }
-    __syncthreads();
+    if (!few)
+        __syncthreads();
 }
 
 /* A choice that a kernel before is making: every word of it says by itself that it has come, after unchoose() in the kernel before that one. */
