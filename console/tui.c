@@ -459,7 +459,8 @@ static unsigned serve(struct tui *t, uint64_t wait_us)
         take_prints(t);
     if (p[0].revents != 0)
         wake |= take_signals(t);
-    if (p[2].revents != 0 && !take_keys(t)) {
+    /* Keys that came with a Ctrl-C were pressed after it (the terminal drops those before), and mean what they mean once it is done. */
+    if (p[2].revents != 0 && !t->interrupt && !take_keys(t)) {
         con->end_signal = SIGHUP; /* the terminal is gone */
         wake |= CON_WAKE_END;
     }

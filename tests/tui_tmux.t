@@ -195,9 +195,11 @@ tm send-keys F12
 sees "panels" '\[Input\]'
 sees "with the whole answer" 'theend'
 lacks "which has ended" 'answering'
+kill -STOP "$(child)"
 tm send-keys C-c
 tm send-keys C-d
-ends "Ctrl-D" 0
+kill -CONT "$(child)"
+ends "Ctrl-C empties the line before Ctrl-D comes, however fast" 0
 
 # The same, begun at the plain prompt, and stopped in the panels.
 rm go1
