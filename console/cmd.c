@@ -80,6 +80,17 @@ enum exit_status cmd_flush(const struct cmd_entry *e, enum exit_status status)
     return status == EXIT_OK ? EXIT_COMMAND : status;
 }
 
+/* A command's name where the console's options stand: the command was meant. What follows an option may be its value. */
+static const char *late_command(int argc, char **argv)
+{
+    for (int i = 2; i < argc; i++) {
+        const struct cmd_entry *e = argv[i - 1][0] != '-' ? cmd_find(argv[i]) : NULL;
+        if (e != NULL && !e->hidden)
+            return e->name;
+    }
+    return NULL;
+}
+
 enum exit_status cmd_run(const struct cmd_entry *e, int argc, char **argv)
 {
     const struct opt *tables[OPT_MAX_TABLES + 2] = {0};
@@ -91,8 +102,10 @@ enum exit_status cmd_run(const struct cmd_entry *e, int argc, char **argv)
     tables[n] = s_common;
     struct opt_values v;
     char msg[512];
-    if (!opt_parse(tables, argc, argv, false, &v, msg, sizeof msg))
-        return cmd_usage(e, "%s", msg);
+    if (!opt_parse(tables, argc, argv, false, &v, msg, sizeof msg)) {
+        const char *late = e == &cmd_repl_entry ? late_command(argc, argv) : NULL;
+        return late != NULL ? cmd_usage(e, "%s; '%s' is a command, which comes before its options", msg, late) : cmd_usage(e, "%s", msg);
+    }
     enum exit_status status;
     if (opt_set(&v, "help")) {
         cmd_help(e, stdout);

@@ -81,7 +81,7 @@ static void view_plan(struct out *o, const json_t *plan)
     }
     if (gs.n > 0)
         out_str(o, OUT_HEADING, "\nhow the tensors are dealt\n");
-    struct table *t = table_new("~tensor|~3layers|4type|2shape|5split|1per rank|~note");
+    struct table *t = table_new("tensor|~3layers|4type|2shape|5split|1per rank|~note");
     for (size_t i = 0; i < gs.n; i++)
         plan_row(t, &gs.groups[i]);
     table_print(t, o);
@@ -93,7 +93,7 @@ static void view_plan_verbose(struct out *o, const json_t *plan)
 {
     if (json_array_size(plan) > 0)
         out_str(o, OUT_HEADING, "\nhow the tensors are dealt (rank: from-to)\n");
-    struct table *t = table_new("~tensor|2type|1shape|3split|~ranks|~note");
+    struct table *t = table_new("tensor|2type|1shape|3split|~ranks|~note");
     for (size_t i = 0; i < json_array_size(plan); i++) {
         const json_t *e = json_array_get(plan, i), *ranks = json_object_get(e, "ranks");
         char *dims = shape(e);
@@ -144,7 +144,7 @@ static void view_defaults(struct out *o, const json_t *list)
 {
     if (json_array_size(list) > 0)
         out_str(o, OUT_HEADING, "\nnot in the file, so taken as\n");
-    struct table *t = table_new("~key|~value|2matters|~1meaning");
+    struct table *t = table_new("key|~value|2matters|~1meaning");
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *e = json_array_get(list, i), *v = json_object_get(e, "value");
         char *value = json_is_string(v) ? xstrdup(json_string_value(v)) : js_dump(v, JSON_COMPACT);
@@ -185,7 +185,7 @@ static void view_slots(struct out *o, const json_t *list)
     }
     if (gs.n > 0)
         out_str(o, OUT_HEADING, "\nfused weights\n");
-    struct table *t = table_new("~site|~1layers|order in the file|~slots");
+    struct table *t = table_new("site|~1layers|order in the file|~slots");
     for (size_t i = 0; i < gs.n; i++) {
         char *layers = layers_ranges(&gs.groups[i]), *slots = slot_text(gs.groups[i].first);
         table_cell(t, "%s", gs.groups[i].pattern);

@@ -264,7 +264,7 @@ void view_health(struct out *o, const json_t *health)
         out_printf(o, strcmp(verdict, "ok") == 0 ? OUT_GOOD : OUT_BAD, "%s%s%s\n", verdict, *reason ? ": " : "", reason);
         free(reason);
     }
-    struct table *t = table_new("~measure|>value");
+    struct table *t = table_new("measure|>value");
     json_object_foreach(json_object_get(health, "health"), key, v)
     {
         char *text = json_is_string(v)   ? xstrdup(json_string_value(v))

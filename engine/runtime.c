@@ -15,6 +15,13 @@
 #include "engine/cuda_backend.h"
 #endif
 
+#ifndef HAVE_CUDA
+static enum rs_result no_cuda(struct rs_error *err)
+{
+    return error_set(err, RS_EUNSUPPORTED, "this build has no CUDA: configure it --with-cuda");
+}
+#endif
+
 const struct op_impl *runtime_impls(enum backend_kind backend, size_t *n)
 {
 #ifdef HAVE_CUDA
@@ -47,7 +54,7 @@ enum rs_result runtime_backend(struct model *m, const struct runtime_config *cfg
         cc.device[i] = cfg->device[i];
     return backend_cuda_open(&m->hp, &m->w, shard, main_prog, nextn, lim, &cc, out, err);
 #else
-    return error_set(err, RS_EUNSUPPORTED, "this build has no CUDA: configure it --with-cuda");
+    return no_cuda(err);
 #endif
 }
 
@@ -66,6 +73,10 @@ static enum rs_result open_backend(struct runtime *rt, struct model *m, const st
 enum rs_result runtime_resolve(struct runtime *rt, const struct patch_table *patches, struct rs_error *err)
 {
     size_t n;
+#ifndef HAVE_CUDA
+    if (rt->cfg.backend == BACKEND_CUDA) /* before its ops are looked for among the CPU's */
+        return no_cuda(err);
+#endif
     const struct op_impl *impls = runtime_impls(rt->cfg.backend, &n);
     const struct patch_user *misfit = patch_misfit(patches, rt->cfg.backend == BACKEND_CUDA);
     if (misfit != NULL)

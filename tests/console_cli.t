@@ -38,6 +38,7 @@ tap_like "--help of a command" "$out" '^  --raw '
 usage "an unknown command" "no command 'foo'" foo
 usage "an unknown option" 'unknown option --foo' chat --foo
 usage "of the console, which has no name" '^rankscope: unknown option --foo \(see rankscope --help\)' --foo
+usage "a command behind its options" "unknown option -p; 'chat' is a command, which comes before its options" --hosts a,b chat -p Hi
 usage "an option that was nearly right" 'unknown option --tmep \(did you mean --temp\?\)' chat --tmep 1
 usage "the name that others have for it" 'unknown option --max-tokens \(did you mean --max\?\)' chat --max-tokens 9
 usage "an unknown short option" 'unknown option -z' chat -z

@@ -82,6 +82,13 @@ done <wrong
 done >untried
 tap_eq "every command was tried" "$(cat untried)" ""
 
+if "$prog" chat -m "$model" --backend cuda -p Hi >out 2>err; then
+    tap_skip "a backend that is not here: there are GPUs"
+else
+    plain "a backend that is not here"
+    tap_like "is what the message is about" "$(cat err)" 'no CUDA|CUDA driver|GPU'
+fi
+
 # Likewise for the console's, at one engine.
 "$prog" engine -n errors --workers 1 >engine 2>&1 &
 engine=$!
