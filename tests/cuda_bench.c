@@ -1,7 +1,7 @@
 /* Speed of the CUDA backend on models without files: cuda_bench NAME LAYERS RANKS GPUS ONLY_RANK [OPTION...]. LAYERS: a number, 0 all, or fit:GB, as
  * many as leave so many gigabytes of every GPU. ONLY_RANK -1: all ranks. Options: unfused nopdl f32 nccl bf16 invariant batch=N pos=N steps=N (0: no
  * decoding by itself), and
- *   ops      what each launch of a step takes, and at what rate it reads weights and cache (of a step of one sequence); more than the memory can do
+ *   ops      what each launch of a step takes, and at what rate it reads weights and cache; more than the memory can do
  *            where it begins to load while its predecessor still runs
  *   arms     every implementation of the all-reduce, eager and in graphs: a step, the share of all-reduces, when each GPU comes to them
  *   tops     logits are looked at on the device
@@ -114,10 +114,10 @@ static const char *place_of(const struct op *o)
     return p != NULL ? p + 1 : o->site;
 }
 
-static void by_launch(struct rig *r, uint32_t keys)
+static void by_launch(struct rig *r, uint32_t rows, uint32_t keys)
 {
     enum { MAX = 64, MAX_OPS = 4096 };
-    const struct reads_step step = {.rows = 1, .keys = keys, .elem_bytes = (uint32_t)krn_cache_elem_bytes(r->cfg.cache)};
+    const struct reads_step step = {.rows = rows, .keys = (uint64_t)rows * keys, .elem_bytes = (uint32_t)krn_cache_elem_bytes(r->cfg.cache)};
     uint32_t n_ops, n = 0, last = 0;
     const float *t = r->backend->ops->op_us(r->backend, &n_ops);
     struct launch list[MAX], *of[MAX_OPS] = {NULL}, all = {.n = 0};
@@ -255,10 +255,10 @@ static enum rs_result bench_decode(struct rig *r, const struct bench *b, struct 
         printf("  decode, batch %u, %-5s  %.3f ms (p10 %.3f, p90 %.3f), %.0f tokens/s, %u kernels\n", b->batch, graph ? "graph" : "eager",
                ms[0], ms[1], ms[2], b->batch * 1e3 / ms[0], backend_cuda_kernels(r->backend));
         printf("  logits %016llx\n", (unsigned long long)hash_logits(r, b->batch));
-        if (b->ops && graph)
+        if (b->ops && graph) {
             by_kind(r);
-        if (b->ops && graph && b->batch == 1)
-            by_launch(r, b->pos + b->steps);
+            by_launch(r, b->batch, b->pos + b->steps);
+        }
     }
     return RS_OK;
 }
@@ -299,11 +299,11 @@ static void all_arms(struct rig *r, const struct bench *b)
                 best = &impls[i];
             }
         }
-    if (best == NULL || !b->ops || b->batch != 1)
+    if (best == NULL || !b->ops)
         return;
     printf("  the fastest again:\n");
     one_arm(r, b, best->name, true);
-    by_launch(r, b->pos + b->steps);
+    by_launch(r, b->batch, b->pos + b->steps);
 }
 
 static enum rs_result bench_prefill(struct rig *r, const struct bench *b, const int32_t *ids, struct rs_error *err)
