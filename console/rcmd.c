@@ -190,6 +190,14 @@ static enum rs_result run_command(struct con *con, const char *line, struct rs_e
     return r;
 }
 
+/* A lone word that is a command elsewhere is no question: the person is told what it would have been here. The model gets it all the same. */
+static void hint_command(struct con *con, const char *text)
+{
+    const char *name = strcmp(text, "exit") == 0 ? "quit" : text;
+    if (con->out->terminal && rcmd_exact(name) != NULL)
+        out_printf(con->out, OUT_NOTE, "(said to the model; /%s is the command)\n", name);
+}
+
 bool rcmd_line(struct con *con, const char *line)
 {
     struct rs_error err = {0};
@@ -206,8 +214,10 @@ bool rcmd_line(struct con *con, const char *line)
         r = run_command(con, line + 1, &err);
     else if (line[0] == '=')
         r = rcmd_lua_eval(con, line + 1, &err);
-    else
+    else {
+        hint_command(con, line);
         r = chat_turn(con, line[0] == '/' ? line + 1 : line, &err);
+    }
     if (r == RS_OK)
         return true;
     con->errors++;

@@ -146,8 +146,8 @@ function commands.claim(args)
     end
     steps[#steps + 1] = {config = c, expect = expect}
   end
-  local id, status = nb:claim{statement = parts[1], question = parts[2], reference = parts[3], steps = steps}
-  print(("claim %d: %s"):format(id, status))
+  local id, status, note = nb:claim{statement = parts[1], question = parts[2], reference = parts[3], steps = steps}
+  print(("claim %d: %s (%s)"):format(id, status, note))
 end
 
 function commands.retest(args)

@@ -85,6 +85,7 @@ end
 ---@param o table
 ---@return integer id
 ---@return string status
+---@return string note what came out otherwise
 function Notebook:claim(o)
   want("claim", "o", o, "table")
   for _, k in ipairs{"statement", "steps", "question", "reference"} do
@@ -94,7 +95,7 @@ function Notebook:claim(o)
   local status = ok and "holds" or "refuted"
   local id = insert(self.db, "claim", {statement = o.statement, steps = core.json_encode(o.steps), question = o.question, reference = o.reference, model = model_hash(),
                                        config = core.json_encode(rs.state().patches), status = status, note = note, made = os.time(), tested = os.time()})
-  return id, status
+  return id, status, note
 end
 
 --- Run a claim's steps again under the present configuration; all claims without an id -> list of {id=, statement=, before=, status=, note=}.

@@ -70,7 +70,7 @@ console <<'X'
 =rs.state().patches
 X
 tap_ok "the notebook's commands run" test $status = 0
-says "a claim holds while it is broken" "claim 1: holds"
+says "a claim holds while it is broken" "claim 1: holds (every step came out as stated)"
 says "and is refuted once it is not" "holds -> refuted"
 says "a task is done" "[x] look at the loader (done)"
 says "a hypothesis is resolved" "wrong order (supported)"

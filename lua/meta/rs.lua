@@ -548,6 +548,7 @@ function rs_notebook_book:close() end
 ---@param o table
 ---@return integer id
 ---@return string status
+---@return string note what came out otherwise
 function rs_notebook_book:claim(o) end
 
 ---Run a claim's steps again under the present configuration; all claims without an id -> list of {id=, statement=, before=, status=, note=}.
