@@ -60,10 +60,45 @@ static bool act_is_wanted(struct cuda_walk *w, const struct cuda_rank *r, const 
     return m->w == NULL || !cuda_op_many(w, w->rows, &down->in[0], int8, m, NULL);
 }
 
+/* May the experts' products of a layer, gate and up of op and down behind them, all go by boxes? They share a plan. */
+static bool by_boxes(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *op)
+{
+    const struct kcu_mat *m[] = {cuda_op_mat(w, r, op, 0), cuda_op_mat(w, r, op, 1), cuda_op_mat(w, r, op + 2, 0)};
+    for (int i = 0; i < 3; i++)
+        if (!kcu_grouped_boxes(&w->l, m[i], w->rows, w->c->hp->n_used))
+            return false;
+    return true;
+}
+
+/* Experts' gate, up and activation of many rows. Gate and up by themselves are written where they are wanted. */
+static enum rs_result run_experts(struct cuda_walk *w, struct cuda_rank *r, const struct op *op, const struct kcu_gated *a, const struct kcu_linear *l)
+{
+    struct kcu_grouped g = {.n_mats = 2, .m = {l->m[0], l->m[1]}, .col = {l->col[0], l->col[1]}, .in = a->in, .boxes = by_boxes(w, r, op),
+                            .n = a->n, .n_used = a->n_used, .plan = r->plan, .y = a->gu, .y_pitch = a->gu_pitch};
+    const uint32_t pairs = a->n * a->n_used;
+    const int place = cuda_op_half_place(w->prog->ops[op->index + 1].out[0].buf);
+    CUDA_OP_RUN(kcu_group(&w->l, a->ids, a->ids_pitch, a->n, a->n_used, a->expert0, a->gate.n_mats, g.boxes, r->plan));
+    const bool acts = kcu_grouped_acts(&g);
+    if (acts) {
+        g.act = a->act;
+        g.act_pitch = a->act_pitch;
+        if (w->fuse && !cuda_op_observed(w, op) && !cuda_op_is_user(w, op + 1))
+            g.y = NULL;
+    }
+    enum rs_result rc = cuda_op_after(w, kcu_gemm_grouped(&w->l, &g), kcu_gemm_grouped_kernels(&w->l, &g));
+    if (rc != RS_OK)
+        return rc;
+    if (acts)
+        CUDA_OP_RUN(kcu_halve(&w->l, a->act, a->act_pitch, a->gate.rows, pairs, w->g->half[place], a->gate.rows, w->g->half_scale[place]));
+    else
+        CUDA_OP_RUN(kcu_act(&w->l, a->gu, a->gu_pitch, a->gate.rows, pairs, act_is_wanted(w, r, op) ? a->act : NULL, a->act_pitch, w->g->half[place],
+                            a->gate.rows, w->g->half_scale[place]));
+    return RS_OK;
+}
+
 /* Gate and up as two products of many rows, then the activation. */
 static enum rs_result run_many(struct cuda_walk *w, struct cuda_rank *r, const struct op *op, const struct kcu_gated *a)
 {
-    const uint32_t pairs = a->n * a->n_used;
     const uint8_t to = w->prog->ops[op->index + 1].out[0].buf;
     const int place = cuda_op_half_place(to);
     struct kcu_linear l = {.n_mats = 2,
@@ -73,19 +108,12 @@ static enum rs_result run_many(struct cuda_walk *w, struct cuda_rank *r, const s
                            .n = a->n,
                            .y = a->gu,
                            .y_pitch = a->gu_pitch};
-    enum rs_result rc;
-    if (a->ids == NULL) {
-        rc = cuda_op_after(w, kcu_gemm(&w->l, &l), kcu_gemm_kernels(&w->l, &l));
-    } else {
-        const struct kcu_grouped g = {.n_mats = 2, .m = {l.m[0], l.m[1]}, .col = {l.col[0], l.col[1]}, .in = a->in, .n = a->n, .n_used = a->n_used,
-                                      .plan = r->plan, .y = a->gu, .y_pitch = a->gu_pitch};
-        CUDA_OP_RUN(kcu_group(&w->l, a->ids, a->ids_pitch, a->n, a->n_used, a->expert0, a->gate.n_mats, r->plan));
-        rc = cuda_op_after(w, kcu_gemm_grouped(&w->l, &g), kcu_gemm_grouped_kernels(&w->l, &g));
-    }
+    enum rs_result rc = a->ids != NULL ? run_experts(w, r, op, a, &l) : cuda_op_after(w, kcu_gemm(&w->l, &l), kcu_gemm_kernels(&w->l, &l));
     if (rc != RS_OK)
         return rc;
-    CUDA_OP_RUN(kcu_act(&w->l, a->gu, a->gu_pitch, a->gate.rows, pairs, act_is_wanted(w, r, op) ? a->act : NULL, a->act_pitch, w->g->half[place],
-                        a->gate.rows, w->g->half_scale[place]));
+    if (a->ids == NULL)
+        CUDA_OP_RUN(kcu_act(&w->l, a->gu, a->gu_pitch, a->gate.rows, a->n, act_is_wanted(w, r, op) ? a->act : NULL, a->act_pitch, w->g->half[place],
+                            a->gate.rows, w->g->half_scale[place]));
     w->half_of[place] = cuda_op_half_owner(w, r, to);
     return RS_OK;
 }
@@ -190,9 +218,10 @@ enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
     if (m->w != NULL)
         cuda_op_note(w, r, op, many, a.makes_int8 || a.act.q8 != NULL);
     if (rc == RS_OK && many) {
-        if (!gated_many(w, r, &w->prog->ops[op->index - 2])) /* else it has left the plan */
-            CUDA_OP_RUN(kcu_group(&w->l, a.ids, a.ids_pitch, a.n, n_used, a.expert0, m->n_mats, r->plan));
-        const struct kcu_grouped g = {.n_mats = 1, .m = {*m}, .in = a.act, .per_pair = true, .n = a.n, .n_used = n_used, .plan = r->plan,
+        const bool boxes = by_boxes(w, r, op - 2);
+        if (!gated_many(w, r, op - 2)) /* else it has left the plan */
+            CUDA_OP_RUN(kcu_group(&w->l, a.ids, a.ids_pitch, a.n, n_used, a.expert0, m->n_mats, boxes, r->plan));
+        const struct kcu_grouped g = {.n_mats = 1, .m = {*m}, .in = a.act, .per_pair = true, .boxes = boxes, .n = a.n, .n_used = n_used, .plan = r->plan,
                                       .y = w->g->pairs, .y_pitch = a.width};
         CUDA_OP_RUN(kcu_gemm_grouped(&w->l, &g));
         CUDA_OP_RUN(kcu_combine(&w->l, w->g->pairs, a.width, &a));

@@ -71,6 +71,22 @@ struct moe {
     const int32_t *ids;
 };
 
+/* Gate and up that make the activation themselves: the same bits. Pairs that go to experts elsewhere are NaN. */
+static void check_acts(struct check *t, struct kcu_grouped g, const float *want)
+{
+    const uint32_t pairs = g.n * USED;
+    double wrong = 0;
+    g.y = NULL;
+    g.act = device(t, NULL, (size_t)pairs * FF * 4);
+    g.act_pitch = FF;
+    if (t->rc != RS_OK || !good(t, kcu_gemm_grouped(&t->l, &g), "gate, up and activation"))
+        return;
+    const float *got = fetch(t, g.act, (size_t)pairs * FF * 4);
+    for (size_t i = 0; t->rc == RS_OK && i < (size_t)pairs * FF; i++)
+        wrong += !isnan(want[i]) && memcmp(got + i, want + i, 4) != 0;
+    result(t, wrong, 0, "gate and up make the activation, %u rows", g.n);
+}
+
 /* All of the experts' work for rows [row, row + n): y, and what the activations were. */
 static const float *run_moe(struct check *t, const struct moe *m, uint32_t row, uint32_t n, const float **act)
 {
@@ -92,15 +108,21 @@ static const float *run_moe(struct check *t, const struct moe *m, uint32_t row, 
                          .y = device(t, NULL, (size_t)n * OUT * 4),
                          .y_pitch = OUT,
                          .width = OUT};
-    const struct kcu_grouped first = {.n_mats = 2, .m = {m->gate.m, m->up.m}, .col = {0, FF}, .in = in, .n = n, .n_used = USED, .plan = plan, .y = gu, .y_pitch = 2 * FF},
-                             last = {.n_mats = 1, .m = {m->down.m}, .in = down, .per_pair = true, .n = n, .n_used = USED, .plan = plan, .y = part, .y_pitch = OUT};
-    if (t->rc != RS_OK || !good(t, kcu_group(&t->l, ids, 2 * USED, n, USED, FIRST, EXPERTS, plan), "group") ||
+    const bool boxes = kcu_grouped_boxes(&t->l, &m->gate.m, n, USED) && kcu_grouped_boxes(&t->l, &m->up.m, n, USED) &&
+                       kcu_grouped_boxes(&t->l, &m->down.m, n, USED);
+    const struct kcu_grouped first = {.n_mats = 2, .m = {m->gate.m, m->up.m}, .col = {0, FF}, .in = in, .boxes = boxes, .n = n, .n_used = USED, .plan = plan,
+                                      .y = gu, .y_pitch = 2 * FF},
+                             last = {.n_mats = 1, .m = {m->down.m}, .in = down, .per_pair = true, .boxes = boxes, .n = n, .n_used = USED, .plan = plan,
+                                     .y = part, .y_pitch = OUT};
+    if (t->rc != RS_OK || !good(t, kcu_group(&t->l, ids, 2 * USED, n, USED, FIRST, EXPERTS, boxes, plan), "group") ||
         !good(t, kcu_gemm_grouped(&t->l, &first), "gate and up") ||
         !good(t, kcu_act(&t->l, gu, 2 * FF, FF, pairs, a, FF, half, FF, scale), "act") ||
         !good(t, kcu_gemm_grouped(&t->l, &last), "down") ||
         !good(t, kcu_combine(&t->l, part, OUT, &d), "combine"))
         return NULL;
     *act = fetch(t, a, (size_t)pairs * FF * 4);
+    if (kcu_grouped_acts(&first))
+        check_acts(t, first, *act);
     return fetch(t, d.y, (size_t)n * OUT * 4);
 }
 
@@ -414,6 +436,13 @@ static void check_products(struct check *t, bool fixed)
     check_gemm(t, KRN_Q4_K, 20, 17000, 256, fixed);
     check_gemm(t, KRN_Q8_0, 200, 17000, 256, fixed);
     check_grouped(t, KRN_Q4_K, KRN_Q8_0, 50, false, fixed);
+    check_grouped(t, KRN_Q4_K, KRN_Q4_K, 20, false, fixed); /* by boxes, where that may be: tiles of 16, 32, 48, 64, 80, 96 and twice 64 rows */
+    check_grouped(t, KRN_Q4_K, KRN_Q5_K, 70, false, fixed);
+    check_grouped(t, KRN_Q4_K, KRN_Q5_K, 100, false, fixed);
+    check_grouped(t, KRN_Q4_K, KRN_Q5_K, 60, true, fixed);
+    check_grouped(t, KRN_Q5_K, KRN_Q5_K, 80, true, fixed);
+    check_grouped(t, KRN_Q4_K, KRN_Q5_K, 100, true, fixed);
+    check_grouped(t, KRN_Q4_K, KRN_Q5_K, 128, true, fixed);
     check_grouped(t, KRN_Q5_K, KRN_Q6_K, 60, true, fixed);
     check_grouped(t, KRN_Q8_0, KRN_Q8_0, 300, false, fixed);
     check_grouped(t, KRN_Q6_K, KRN_Q4_K, 400, true, fixed);

@@ -54,6 +54,7 @@ CUDA_SOURCES = \
 	kernels/cuda/flash_async.cu \
 	kernels/cuda/gemm.cu \
 	kernels/cuda/gemm_async.cu \
+	kernels/cuda/gemm_experts.cu \
 	kernels/cuda/gemm_wide.cu \
 	kernels/cuda/halve.cu \
 	kernels/cuda/heads.cu \
@@ -72,6 +73,7 @@ CUDA_SOURCES = \
 	kernels/cuda/two_shot.cu
 EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/attn.cuh \
+	kernels/cuda/barrier.cuh \
 	kernels/cuda/bulk.cuh \
 	kernels/cuda/cluster.cuh \
 	kernels/cuda/common.cuh \

@@ -114,21 +114,27 @@ cudaError_t kcu_halve(const struct kcu_launch *l, const float *x, size_t pitch, 
 
 /* Experts for many rows. kcu_group() sorts the pairs (row, slot) by expert into plan (kcu_group_words() words); kcu_gemm_grouped() multiplies every
  * pair's activations (of its row, or its own: per_pair) by its expert of one or two weights and writes y[pair]; kcu_act() is the activation y = silu(gu) *
- * gu[half..] of n rows with its f16 form (y may be NULL); kcu_combine() adds a row's experts (down.down, y, ids, weights and width of d are used). */
+ * gu[half..] of n rows with its f16 form (y may be NULL); kcu_combine() adds a row's experts (down.down, y, ids, weights and width of d are used).
+ * boxes: kcu_grouped_boxes() takes all products by this plan. Two of them that kcu_grouped_acts() takes write the activation to act as well, unless that
+ * is NULL; y may then be NULL. */
 size_t kcu_group_words(uint32_t n, uint32_t n_used, uint32_t n_experts);
 cudaError_t kcu_group(const struct kcu_launch *l, const int32_t *ids, size_t ids_pitch, uint32_t n, uint32_t n_used, uint32_t expert0,
-                      uint32_t n_experts, int32_t *plan);
+                      uint32_t n_experts, bool boxes, int32_t *plan);
 struct kcu_grouped {
     uint32_t n_mats; /* with as many experts each */
     struct kcu_mat m[2];
     uint32_t col[2];
     struct kcu_rows_in in;
-    bool per_pair;
+    bool per_pair, boxes;
     uint32_t n, n_used;
     int32_t *plan;
     float *y;
     size_t y_pitch;
+    float *act;
+    size_t act_pitch;
 };
+bool kcu_grouped_boxes(const struct kcu_launch *l, const struct kcu_mat *m, uint32_t n, uint32_t n_used);
+bool kcu_grouped_acts(const struct kcu_grouped *a);
 uint32_t kcu_gemm_grouped_kernels(const struct kcu_launch *l, const struct kcu_grouped *a);
 cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct kcu_grouped *a);
 cudaError_t kcu_act(const struct kcu_launch *l, const float *gu, size_t gu_pitch, uint32_t half, uint32_t n, float *y, size_t y_pitch,

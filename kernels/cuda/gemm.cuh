@@ -26,7 +26,7 @@ struct gemm {
 };
 
 enum gemm_shape { GEMM_SMALL, GEMM_DEEP, GEMM_LARGE };
-enum { GEMM_SMALL_ROWS = 32, GEMM_LARGE_ROWS = 128, GEMM_WIDE_ROWS = 192 };
+enum { GEMM_SMALL_ROWS = 32, GEMM_LARGE_ROWS = 128, GEMM_WIDE_ROWS = 192, GEMM_EXPERTS_ROWS = 96 };
 
 /* per: rows of activations a block takes where there is no list of tiles, a multiple of 16, at most the shape's. */
 cudaError_t gemm_run(const struct kcu_launch *l, const struct gemm *g, enum gemm_shape shape, uint32_t per, uint32_t tiles);
@@ -49,5 +49,10 @@ struct gemm_how gemm_async_how(uint32_t n, const struct kcu_mat *m);
 bool gemm_wide_here(void);
 uint32_t gemm_wide_rows(uint32_t n, const struct kcu_mat *m);
 cudaError_t gemm_wide_run(const struct kcu_launch *l, const struct gemm *g, uint32_t per, uint32_t tiles);
+
+/* Grouped products of weights that takes() says: tiles of up to GEMM_EXPERTS_ROWS rows. act: or NULL; where g has a second weight, silu(first) * second of a
+ * row; y may then be NULL. A row's bits do not depend on its tile, but they are not those of the others. */
+bool gemm_experts_takes(const struct kcu_mat *m);
+cudaError_t gemm_experts_run(const struct kcu_launch *l, const struct gemm *g, float *act, size_t act_pitch, uint32_t tiles);
 
 #endif

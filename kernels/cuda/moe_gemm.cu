@@ -1,13 +1,23 @@
 /* Experts for many rows: pairs (row, slot) sorted by expert and cut into tiles on the device, products of every expert's tiles, activation, sum. */
-#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/gemm.cuh"
 
-enum { MAX_EXPERTS = 512, GROUP_THREADS = 1024, GROUP_LOADS = 8 /* that a thread has under way */ };
+enum {
+    MAX_EXPERTS = 512,
+    GROUP_THREADS = 1024,
+    GROUP_LOADS = 8, /* that a thread has under way */
+    GROUP_BLOCKS = 8,
+    GROUP_ALONE = 1024, /* pairs of one block */
+    BOXES_LEAST = 16,   /* rows of an expert */
+    BOXES_MOST = 64
+};
 
 /* Rows per tile. Half as many again as the average, since routing is uneven; wide ones where they are filled. */
-static uint32_t tile_of(uint32_t n, uint32_t n_used, uint32_t n_experts)
+static uint32_t tile_of(uint32_t n, uint32_t n_used, uint32_t n_experts, bool boxes)
 {
     const size_t pairs = (size_t)n * n_used;
+    if (boxes)
+        return GEMM_EXPERTS_ROWS;
     if (pairs * 3 / 2 <= (size_t)GEMM_SMALL_ROWS * n_experts)
         return GEMM_SMALL_ROWS;
     return 2 * pairs >= (size_t)GEMM_WIDE_ROWS * n_experts && gemm_wide_here() ? GEMM_WIDE_ROWS : GEMM_LARGE_ROWS;
@@ -31,7 +41,7 @@ static __device__ __forceinline__ void experts_of(const int32_t *ids, size_t ids
     }
 }
 
-/* plan: tiles ([0] and three words each), entries -> row, entries -> pair. One block. */
+/* plan: tiles ([0] and three words each), entries -> row, entries -> pair. One block, or a cluster that shares the pairs. */
 static __global__ void __launch_bounds__(GROUP_THREADS)
     group_kernel(const int32_t *ids, size_t ids_pitch, uint32_t n, uint32_t n_used, uint32_t expert0, uint32_t n_experts, uint32_t tile,
                  int32_t *tiles, int32_t *from, int32_t *to, uint64_t *at)
@@ -41,11 +51,11 @@ static __global__ void __launch_bounds__(GROUP_THREADS)
     pdl_release();
     pdl_wait();
     stamp(at);
-    const uint32_t pairs = n * n_used, e = threadIdx.x;
+    const uint32_t all = n * n_used, each = (all + gridDim.x - 1) / gridDim.x, p0 = blockIdx.x * each, pairs = p0 + each < all ? p0 + each : all, e = threadIdx.x;
     if (e < MAX_EXPERTS)
         count[e] = 0;
     __syncthreads();
-    for (uint32_t p = e; p < pairs; p += GROUP_THREADS * GROUP_LOADS) {
+    for (uint32_t p = p0 + e; p < pairs; p += GROUP_THREADS * GROUP_LOADS) {
         uint32_t x[GROUP_LOADS];
         experts_of(ids, ids_pitch, n_used, expert0, p, pairs, x);
 #pragma unroll
@@ -53,8 +63,17 @@ static __global__ void __launch_bounds__(GROUP_THREADS)
             if (x[i] < n_experts)
                 atomicAdd(&count[x[i]], 1);
     }
-    __syncthreads();
-    const int32_t mine = e < MAX_EXPERTS ? count[e] : 0, cut = (mine + (int32_t)tile - 1) / (int32_t)tile;
+    int32_t mine = 0, before = 0; /* of this expert, by all blocks, and by those before this one */
+    if (gridDim.x > 1)
+        cluster_meet();
+    else
+        __syncthreads();
+    for (uint32_t b = 0; b < gridDim.x && e < MAX_EXPERTS; b++) {
+        const int32_t v = gridDim.x > 1 ? __float_as_int(fetch_from(at_block(count + e, b))) : count[e];
+        mine += v;
+        before += b < blockIdx.x ? v : 0;
+    }
+    const int32_t cut = (mine + (int32_t)tile - 1) / (int32_t)tile;
     if (e < MAX_EXPERTS)
         sum[0][e] = make_int2(mine, cut);
     __syncthreads();
@@ -72,17 +91,17 @@ static __global__ void __launch_bounds__(GROUP_THREADS)
         const int32_t first = sum[now][e].x - mine;
         const int32_t per = cut > 0 ? ((mine + cut - 1) / cut + 15) / 16 * 16 : 0; /* of about the same size */
         int32_t t = sum[now][e].y - cut;
-        start[e] = first;
-        for (int32_t i = 0; i < cut; i++, t++) {
+        start[e] = first + before;
+        for (int32_t i = 0; i < cut && blockIdx.x == 0; i++, t++) {
             tiles[1 + 3 * t] = (int32_t)e;
             tiles[2 + 3 * t] = first + i * per;
             tiles[3 + 3 * t] = mine - i * per < per ? mine - i * per : per;
         }
     }
-    if (e == MAX_EXPERTS - 1)
+    if (e == MAX_EXPERTS - 1 && blockIdx.x == 0)
         tiles[0] = sum[now][e].y;
     __syncthreads();
-    for (uint32_t p = e; p < pairs; p += GROUP_THREADS * GROUP_LOADS) {
+    for (uint32_t p = p0 + e; p < pairs; p += GROUP_THREADS * GROUP_LOADS) {
         uint32_t x[GROUP_LOADS];
         experts_of(ids, ids_pitch, n_used, expert0, p, pairs, x);
 #pragma unroll
@@ -94,6 +113,8 @@ static __global__ void __launch_bounds__(GROUP_THREADS)
             to[to_at] = (int32_t)(p + i * GROUP_THREADS);
         }
     }
+    if (gridDim.x > 1)
+        cluster_meet(); /* nobody leaves while others read */
 }
 
 /* Words before the entries, whatever the tile. */
@@ -108,29 +129,43 @@ extern "C" size_t kcu_group_words(uint32_t n, uint32_t n_used, uint32_t n_expert
 }
 
 extern "C" cudaError_t kcu_group(const struct kcu_launch *l, const int32_t *ids, size_t ids_pitch, uint32_t n, uint32_t n_used,
-                                 uint32_t expert0, uint32_t n_experts, int32_t *plan)
+                                 uint32_t expert0, uint32_t n_experts, bool boxes, int32_t *plan)
 {
     int32_t *from = plan + tile_words(n, n_used, n_experts);
     if (n_experts > MAX_EXPERTS)
         return cudaErrorInvalidValue;
-    return launch(l, group_kernel, dim3(1), dim3(GROUP_THREADS), 0, 0, ids, ids_pitch, n, n_used, expert0, n_experts,
-                  tile_of(n, n_used, n_experts), plan, from, from + (size_t)n * n_used, l->stamp);
+    const uint32_t blocks = n * n_used > GROUP_ALONE && gemm_wide_here() ? GROUP_BLOCKS : 1;
+    return launch(l, group_kernel, dim3(blocks), dim3(GROUP_THREADS), 0, blocks, ids, ids_pitch, n, n_used, expert0, n_experts,
+                  tile_of(n, n_used, n_experts, boxes), plan, from, from + (size_t)n * n_used, l->stamp);
 }
 
 static bool together(const struct kcu_launch *l, const struct kcu_grouped *a, uint32_t tile)
 {
     return a->n_mats == 2 && a->m[0].type == a->m[1].type && a->m[0].k == a->m[1].k &&
-           (tile == GEMM_WIDE_ROWS || (a->m[0].k % 128 == 0 && !l->fixed && gemm_async_here()));
+           (a->boxes ? a->m[0].rows == a->m[1].rows : tile == GEMM_WIDE_ROWS || (a->m[0].k % 128 == 0 && !l->fixed && gemm_async_here()));
+}
+
+/* For how many rows of an expert boxes are faster, as measured: with fewer reading the weights is what takes time, with more the wide tiles of gemm_wide.cu
+ * are better. A row's bits differ between them: where they must not depend on the number of rows, the others do all. */
+extern "C" bool kcu_grouped_boxes(const struct kcu_launch *l, const struct kcu_mat *m, uint32_t n, uint32_t n_used)
+{
+    const size_t pairs = (size_t)power_above(n) * n_used;
+    return !l->fixed && pairs >= (size_t)BOXES_LEAST * m->n_mats && pairs <= (size_t)BOXES_MOST * m->n_mats && gemm_experts_takes(m);
+}
+
+extern "C" bool kcu_grouped_acts(const struct kcu_grouped *a)
+{
+    return a->boxes && together(NULL, a, GEMM_EXPERTS_ROWS);
 }
 
 extern "C" uint32_t kcu_gemm_grouped_kernels(const struct kcu_launch *l, const struct kcu_grouped *a)
 {
-    return together(l, a, tile_of(a->n, a->n_used, a->m[0].n_mats)) ? 1 : a->n_mats;
+    return together(l, a, tile_of(a->n, a->n_used, a->m[0].n_mats, a->boxes)) ? 1 : a->n_mats;
 }
 
 extern "C" cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct kcu_grouped *a)
 {
-    const uint32_t n_experts = a->m[0].n_mats, tile = tile_of(a->n, a->n_used, n_experts), tiles = tiles_bound(a->n, a->n_used, n_experts, tile);
+    const uint32_t n_experts = a->m[0].n_mats, tile = tile_of(a->n, a->n_used, n_experts, a->boxes), tiles = tiles_bound(a->n, a->n_used, n_experts, tile);
     int32_t *from = a->plan + tile_words(a->n, a->n_used, n_experts), *to = from + (size_t)a->n * a->n_used;
     const bool async = !l->fixed && gemm_async_here(), few = tile == GEMM_SMALL_ROWS;
     const struct gemm_how how = {few && a->m[0].type == KRN_Q4_K ? FORM_FEW : few ? FORM_FEW_WIDE : FORM_MANY, tile, 1};
@@ -140,7 +175,7 @@ extern "C" cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct
                          .h = (const __half *)a->in.h,
                          .h_pitch = a->in.h_pitch,
                          .h_scale = a->in.h_scale,
-                         .y = a->y + a->col[i],
+                         .y = a->y != NULL ? a->y + a->col[i] : NULL,
                          .y_pitch = a->y_pitch,
                          .n = 0,
                          .accumulate = false,
@@ -150,9 +185,10 @@ extern "C" cudaError_t kcu_gemm_grouped(const struct kcu_launch *l, const struct
         const bool both = together(l, a, tile);
         if (both) {
             g.second = a->m[1];
-            g.second_y = a->y + a->col[1];
+            g.second_y = a->y != NULL ? a->y + a->col[1] : NULL;
         }
-        cudaError_t e = tile == GEMM_WIDE_ROWS            ? gemm_wide_run(&next, &g, tile, tiles)
+        cudaError_t e = a->boxes                          ? gemm_experts_run(&next, &g, both ? a->act : NULL, a->act_pitch, tiles)
+                        : tile == GEMM_WIDE_ROWS        ? gemm_wide_run(&next, &g, tile, tiles)
                         : async && a->m[i].k % 128 == 0 ? gemm_async_run(&next, &g, &how, tiles)
                                                         : gemm_run(&next, &g, few ? GEMM_SMALL : GEMM_LARGE, tile, tiles);
         if (e != cudaSuccess || both)

@@ -36,6 +36,17 @@ template <> __device__ __forceinline__ void wgmma<32>(float *c, const uint32_t a
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add));
 }
 
+template <> __device__ __forceinline__ void wgmma<48>(float *c, const uint32_t a[4], uint32_t b, uint32_t add)
+{
+    asm volatile("{ .reg .pred p; .reg .b64 d; setp.ne.u32 p, %29, 0; mov.b64 d, {%28, 0x40000040}; "
+                 "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
+                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23"
+                 "}, {%24,%25,%26,%27}, d, p, 1, 1, 0; }"
+                 : QUAD(0), QUAD(4), QUAD(8), QUAD(12), QUAD(16), QUAD(20)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add));
+}
+
 template <> __device__ __forceinline__ void wgmma<64>(float *c, const uint32_t a[4], uint32_t b, uint32_t add)
 {
     asm volatile("{ .reg .pred p; .reg .b64 d; setp.ne.u32 p, %37, 0; mov.b64 d, {%36, 0x40000040}; "
@@ -44,6 +55,19 @@ template <> __device__ __forceinline__ void wgmma<64>(float *c, const uint32_t a
                  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
                  "}, {%32,%33,%34,%35}, d, p, 1, 1, 0; }"
                  : QUAD(0), QUAD(4), QUAD(8), QUAD(12), QUAD(16), QUAD(20), QUAD(24), QUAD(28)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add));
+}
+
+template <> __device__ __forceinline__ void wgmma<80>(float *c, const uint32_t a[4], uint32_t b, uint32_t add)
+{
+    asm volatile("{ .reg .pred p; .reg .b64 d; setp.ne.u32 p, %45, 0; mov.b64 d, {%44, 0x40000040}; "
+                 "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {"
+                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+                 "%32,%33,%34,%35,%36,%37,%38,%39"
+                 "}, {%40,%41,%42,%43}, d, p, 1, 1, 0; }"
+                 : QUAD(0), QUAD(4), QUAD(8), QUAD(12), QUAD(16), QUAD(20), QUAD(24), QUAD(28),
+                   QUAD(32), QUAD(36)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add));
 }
 
@@ -73,7 +97,6 @@ template <> __device__ __forceinline__ void wgmma<128>(float *c, const uint32_t 
                    QUAD(32), QUAD(36), QUAD(40), QUAD(44), QUAD(48), QUAD(52), QUAD(56), QUAD(60)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add));
 }
-
 #undef QUAD
 #endif
 

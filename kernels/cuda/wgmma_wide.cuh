@@ -7,6 +7,7 @@
 #ifndef RANKSCOPE_KERNELS_CUDA_WGMMA_WIDE_CUH
 #define RANKSCOPE_KERNELS_CUDA_WGMMA_WIDE_CUH
 
+#include "kernels/cuda/barrier.cuh"
 #include "kernels/cuda/wgmma_group.cuh"
 
 /* Of a tile; 16 columns further is 2 more. */
@@ -24,34 +25,6 @@ static __device__ __forceinline__ uint64_t wgmma_tile_across(const void *p, uint
 
 #ifdef HAVE_WGMMA
 template <int N> static __device__ __forceinline__ void wgmma(float *c, const uint32_t a[4], uint64_t b, uint32_t add);
-
-static __device__ __forceinline__ void barrier_init(uint64_t *b, uint32_t count)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_of(b)), "r"(count) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_arrive(uint64_t *b)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_of(b)) : "memory");
-}
-
-/* Once all copies that this thread has started so far are done. */
-static __device__ __forceinline__ void barrier_arrive_copied(uint64_t *b)
-{
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(smem_of(b)) : "memory");
-}
-
-/* Until the round of this parity is over. */
-static __device__ __forceinline__ void barrier_wait(uint64_t *b, uint32_t parity)
-{
-    asm volatile("{ .reg .pred p; WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra WAIT; }" ::"r"(smem_of(b)), "r"(parity) : "memory");
-}
-
-/* Barrier ID among N threads of a block. */
-template <int ID, int N> static __device__ __forceinline__ void group_sync()
-{
-    asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(N) : "memory");
-}
 
 #define QUAD(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 template <> __device__ __forceinline__ void wgmma<64>(float *c, const uint32_t a[4], uint64_t b, uint32_t add)
