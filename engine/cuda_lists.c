@@ -33,28 +33,50 @@ uint32_t cuda_lists_tile_rows(const struct cuda *c)
     return kcu_mla_tile_rows(heads);
 }
 
-/* Tiles of neighbouring rows, those with the most keys first: they take longest. */
-static uint32_t cut(int32_t *to, uint32_t row0, uint32_t n, uint32_t per)
+/* How many of a segment's tiles end before position `end`: the first ones. */
+static uint32_t below(const struct batch_seg *g, uint32_t per, uint32_t end)
 {
-    uint32_t tiles = 0;
-    for (uint32_t i = (n + per - 1) / per * per; i > 0; i -= per, tiles++) {
-        const uint32_t first = i - per;
-        to[2 * tiles] = (int32_t)(row0 + first);
-        to[2 * tiles + 1] = (int32_t)(n - first < per ? n - first : per);
+    return end <= g->pos0               ? 0
+           : end - g->pos0 >= g->n_rows ? (g->n_rows + per - 1) / per
+                                        : (end - g->pos0) / per;
+}
+
+/* Its tiles of neighbouring rows whose last position is from `from` to below `to`, the longest first. */
+static uint32_t cut(int32_t *tile, const struct batch_seg *g, uint32_t per, uint32_t from, uint32_t to)
+{
+    uint32_t n = 0;
+    for (uint32_t i = below(g, per, to); i > below(g, per, from); i--, n++) {
+        const uint32_t first = (i - 1) * per, rest = g->n_rows - first;
+        tile[2 * n] = (int32_t)(g->row0 + first);
+        tile[2 * n + 1] = (int32_t)(rest < per ? rest : per);
     }
-    return tiles;
+    return n;
+}
+
+enum { LEVELS = 16 };
+
+/* Tiles of all prompts, those with the most keys first, by levels: they take longest, and blocks get about the same by going through them there and back. */
+static uint32_t cut_all(int32_t *tile, const struct batch *b, uint32_t per)
+{
+    const uint32_t level = (b->max_keys / LEVELS / 64 + 1) * 64;
+    uint32_t n = 0;
+    for (uint32_t from = b->max_keys / level * level;; from -= level) {
+        for (uint32_t g = 0; g < b->n_segs; g++)
+            if (b->segs[g].kind == BATCH_PROMPT)
+                n += cut(tile + 2 * n, &b->segs[g], per, from, from + level);
+        if (from == 0)
+            return n;
+    }
 }
 
 uint32_t cuda_lists_fill(const struct cuda *c, const struct batch *b, uint32_t rows, int32_t *header, int32_t *tables, uint32_t at)
 {
     const bool generated = (cuda_lists_sorts(b) & CUDA_GENERATED) != 0;
-    uint32_t tiles = 0, n = 0;
-    int32_t *to = tables + at;
-    for (uint32_t g = 0; g < b->n_segs; g++)
-        if (b->segs[g].kind == BATCH_PROMPT)
-            tiles += cut(to + 2 * tiles, b->segs[g].row0, b->segs[g].n_rows, c->tile_rows);
-    if (!generated && rows > b->n_rows) /* padded rows: of the sort that there is, all at position 0 */
-        tiles += cut(to + 2 * tiles, b->n_rows, rows - b->n_rows, c->tile_rows);
+    uint32_t tiles = cut_all(tables + at, b, c->tile_rows), n = 0;
+    if (!generated && rows > b->n_rows) { /* padded rows: of the sort that there is, all at position 0 */
+        const struct batch_seg padding = {.row0 = b->n_rows, .n_rows = rows - b->n_rows};
+        tiles += cut(tables + at + 2 * tiles, &padding, c->tile_rows, 0, padding.n_rows);
+    }
     header[0] = (int32_t)tiles;
     header[1] = (int32_t)at;
     at += 2 * tiles;

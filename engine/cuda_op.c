@@ -80,9 +80,33 @@ enum rs_result cuda_op_halves(struct cuda_walk *w, struct cuda_rank *r, const st
                                .h_scale = w->g->half_scale[place]};
     if (w->half_of[place] != cuda_op_half_owner(w, r, ref->buf)) {
         CUDA_OP_RUN(kcu_halve(&w->l, in->x, in->pitch, k, n, w->g->half[place], k, w->g->half_scale[place]));
-        w->half_of[place] = cuda_op_half_owner(w, r, ref->buf);
+        cuda_op_halves_made(w, r, ref->buf);
     }
     return RS_OK;
+}
+
+bool cuda_op_takes_halves(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *op, uint32_t n)
+{
+    const bool two = op->kind == OP_QKV_A || op->kind == OP_GATE_UP || op->kind == OP_MOE_GATE_UP;
+    if ((!two && op->kind != OP_LINEAR) || cuda_op_is_user(w, op))
+        return false;
+    const struct kcu_mat *a = cuda_op_mat(w, r, op, 0), *b = two ? cuda_op_mat(w, r, op, 1) : NULL;
+    const bool int8 = w->s->choices[op->index].matmul == MATMUL_INT8 && (cuda_op_quantised(a) || (two && cuda_op_quantised(b)));
+    return cuda_op_many(w, n, &op->in[0], int8, a, b);
+}
+
+uint16_t *cuda_op_halves_for(const struct cuda_walk *w, const struct cuda_rank *r, uint8_t buf, const struct op *op, uint32_t n, float **scale)
+{
+    const int place = cuda_op_half_place(buf);
+    if (!w->fuse || w->g->n_local != 1 || op == NULL || op->in[0].buf != buf || w->prog->width[buf][r->rank] % 16 != 0 || !cuda_op_takes_halves(w, r, op, n))
+        return NULL;
+    *scale = w->g->half_scale[place];
+    return w->g->half[place];
+}
+
+void cuda_op_halves_made(struct cuda_walk *w, const struct cuda_rank *r, uint8_t buf)
+{
+    w->half_of[cuda_op_half_place(buf)] = cuda_op_half_owner(w, r, buf);
 }
 
 struct kcu_batch cuda_op_batch_of(const struct cuda_walk *w)
@@ -402,7 +426,8 @@ enum rs_result cuda_launch_begin(struct cuda_gpu *g, const struct backend_step *
 
 enum rs_result cuda_launch_op(struct cuda_gpu *g, uint32_t op)
 {
-    memset(g->walk->q8_ok, 0, sizeof g->walk->q8_ok); /* somebody may have written to what the int8 forms are of */
+    memset(g->walk->q8_ok, 0, sizeof g->walk->q8_ok); /* somebody may have written to what the int8 and f16 forms are of */
+    memset(g->walk->half_of, 0, sizeof g->walk->half_of);
     g->walk->l.pdl = false;
     return walk_op(g->walk, op);
 }

@@ -99,6 +99,12 @@ enum rs_result cuda_op_input(struct cuda_walk *w, struct cuda_rank *r, const str
 /* The same as f16, for products of many rows. */
 enum rs_result cuda_op_halves(struct cuda_walk *w, struct cuda_rank *r, const struct op_ref *ref, uint32_t k, uint32_t n, struct kcu_rows_in *in);
 
+/* Will op take n rows of its input as f16? Then a kernel that makes them may leave that form with them, where halves_for() has room for it, NULL if not: it is the
+ * buffer's until cuda_op_set_q8(), and halves_made() says that it is there. */
+bool cuda_op_takes_halves(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *op, uint32_t n);
+uint16_t *cuda_op_halves_for(const struct cuda_walk *w, const struct cuda_rank *r, uint8_t buf, const struct op *op, uint32_t n, float **scale);
+void cuda_op_halves_made(struct cuda_walk *w, const struct cuda_rank *r, uint8_t buf);
+
 /* Where the f16 form of a buffer lies, and the mark of its owner. */
 static inline int cuda_op_half_place(uint8_t buf)
 {

@@ -75,7 +75,9 @@ enum rs_result cuda_op_latent(struct cuda_walk *w, struct cuda_rank *r, const st
         a.q_norm = cuda_op_vec(w, r, q, 0);
         a.qr = r->buf[BUF_QR];
         a.qr_pitch = cuda_op_pitch_of(w, r, BUF_QR);
-        a.q8 = a.q_width % 32 == 0 ? r->q8[BUF_QR] : NULL;
+        a.half = a.q_width <= KCU_LATENT_HALVES ? cuda_op_halves_for(w, r, BUF_QR, &w->prog->ops[q->index + 1], w->rows, &a.half_scale) : NULL;
+        a.half_pitch = a.q_width;
+        a.q8 = a.q_width % 32 == 0 && a.half == NULL ? r->q8[BUF_QR] : NULL;
         a.q8_pitch = krn_q8_row_bytes((a.q_width + 31) / 32 * 32);
         cuda_op_set_q8(w, r, BUF_QR, a.q8 != NULL);
     }
@@ -101,6 +103,8 @@ enum rs_result cuda_op_latent(struct cuda_walk *w, struct cuda_rank *r, const st
         return RS_OK;
     }
     CUDA_OP_RUN(kcu_latent(&w->l, &a));
+    if (a.half != NULL)
+        cuda_op_halves_made(w, r, BUF_QR);
     return RS_OK;
 }
 
@@ -142,6 +146,12 @@ enum rs_result cuda_op_mla(struct cuda_walk *w, struct cuda_rank *r)
         return cuda_op_after(w, kcu_mla_expanded(&w->l, &a), kcu_mla_expanded_kernels(&a));
     if (query != NULL)
         return cuda_op_after(w, kcu_mla_query(&w->l, &a, &w->latent, query), 1);
+    if (many && !cuda_op_observed(w, op) && kcu_mla_leaves_halves(&a)) {
+        a.half = cuda_op_halves_for(w, r, BUF_O, cuda_op_ahead(w, 1), w->rows, &a.half_scale);
+        a.half_pitch = (size_t)a.heads * a.v;
+    }
+    if (a.half != NULL)
+        cuda_op_halves_made(w, r, BUF_O);
     return cuda_op_after(w, kcu_mla(&w->l, &a), kcu_mla_kernels(&a));
 }
 

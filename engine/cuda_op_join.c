@@ -124,6 +124,15 @@ static void fill_reduce(struct cuda_walk *w, struct kcu_join *j)
     j->ready = w->c->cfg.no_stamps ? NULL : w->g->ready + w->op->index;
 }
 
+/* Where the norm leaves its result as f16 as well, for the products after it (behind a router, which takes it as it is). */
+static uint16_t *halves_of(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *norm, uint32_t rows, struct kcu_join *j)
+{
+    const uint32_t next = (uint32_t)norm->index + 1, at = next + (next < w->prog->n_ops && w->prog->ops[next].kind == OP_ROUTER);
+    const struct op_ref *out = &norm->out[0];
+    j->half_pitch = cuda_op_width_of(w, r, out);
+    return out->col == 0 && out->width == 0 && at < w->prog->n_ops ? cuda_op_halves_for(w, r, out->buf, &w->prog->ops[at], rows, &j->half_scale) : NULL;
+}
+
 /* From the op at hand on: all-reduce, add and norm as far as they follow each other; without fusing only the first. */
 enum rs_result cuda_op_join(struct cuda_walk *w)
 {
@@ -180,11 +189,18 @@ enum rs_result cuda_op_join(struct cuda_walk *w)
             j.h_pitch = cuda_op_pitch_of(w, r, out->buf);
             j.h[i] = cuda_op_at(w, r, out) + row * j.h_pitch;
             j.q8_pitch = krn_q8_row_bytes((j.width + 31) / 32 * 32);
-            j.q8[i] = q8 ? r->q8[out->buf] + row * j.q8_pitch : NULL;
-            cuda_op_set_q8(w, r, out->buf, q8);
+            j.half = reduce == NULL ? halves_of(w, r, norm, rows, &j) : NULL;
+            if (j.half != NULL) {
+                j.half += row * j.half_pitch;
+                j.half_scale += row;
+            }
+            j.q8[i] = q8 && j.half == NULL ? r->q8[out->buf] + row * j.q8_pitch : NULL;
+            cuda_op_set_q8(w, r, out->buf, j.q8[i] != NULL);
         }
         j.ordinal = w->ordinal;
         CUDA_OP_RUN(kcu_join(&w->l, &j));
+        if (j.half != NULL)
+            cuda_op_halves_made(w, &w->g->local[0], norm->out[0].buf);
         w->ordinal += reduce != NULL && gpus_apart;
     }
     return RS_OK;

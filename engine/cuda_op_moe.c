@@ -114,7 +114,7 @@ static enum rs_result run_many(struct cuda_walk *w, struct cuda_rank *r, const s
     if (a->ids == NULL)
         CUDA_OP_RUN(kcu_act(&w->l, a->gu, a->gu_pitch, a->gate.rows, a->n, act_is_wanted(w, r, op) ? a->act : NULL, a->act_pitch, w->g->half[place],
                             a->gate.rows, w->g->half_scale[place]));
-    w->half_of[place] = cuda_op_half_owner(w, r, to);
+    cuda_op_halves_made(w, r, to);
     return RS_OK;
 }
 

@@ -1,6 +1,12 @@
 /* Self-tests of the kernels for many rows, on tensor cores: against the reference, and that a row's result does not depend on what else is there. */
 #include "engine/cuda_check.h"
 
+/* Where a column lies in the f16 form: see kcu_halve(). */
+static uint32_t half_place(uint32_t col)
+{
+    return (col & ~15u) + (col & 15) / 4 * 2 + (col & 2) * 4 + col % 2;
+}
+
 /* The f16 form of n rows of k values. */
 static struct kcu_rows_in halved(struct check *t, const float *x, uint32_t n, uint32_t k)
 {
@@ -41,6 +47,11 @@ static void check_gemm(struct check *t, uint32_t type, uint32_t n, uint32_t rows
     }
     result(t, far, 1e-3, "gemm %s %u x %u, worst of %u rows%s", krn_type_info(type)->name, rows, k, n, fixed ? ", fixed" : "");
     if (!fixed) {
+        l.accumulate = true;
+        const float *twice = good(t, kcu_gemm(&t->l, &l), "gemm") ? fetch(t, l.y, bytes) : got;
+        for (size_t i = 0; i < (size_t)n * width; i++)
+            wrong += !(twice[i] == 2 * got[i]);
+        result(t, wrong, 0, "added to what was there, %s, %u rows", krn_type_info(type)->name, n);
         release(t);
         return;
     }
@@ -58,6 +69,39 @@ static void check_gemm(struct check *t, uint32_t type, uint32_t n, uint32_t rows
     for (size_t i = 0; i < (size_t)n * width; i++)
         wrong += memcmp(got + i, again + i, sizeof *got) != 0;
     result(t, wrong, 0, "the same bits in pieces, %s, %u rows", krn_type_info(type)->name, n);
+    release(t);
+}
+
+/* Does a kernel leave the f16 form of its result as kcu_halve() would make it? */
+static void same_halves(struct check *t, const float *x, uint32_t n, uint32_t k, const uint16_t *half, const float *scale, const char *what)
+{
+    const struct kcu_rows_in want = halved(t, x, n, k);
+    double wrong = 0;
+    if (t->rc != RS_OK)
+        return;
+    const uint16_t *a = fetch(t, want.h, (size_t)n * k * 2), *b = fetch(t, half, (size_t)n * k * 2);
+    for (size_t i = 0; i < (size_t)n * k; i++)
+        wrong += a[i] != b[i];
+    result(t, wrong + (memcmp(fetch(t, want.h_scale, n * 4), fetch(t, scale, n * 4), n * 4) != 0), 0, "%s leaves the f16 form, %u x %u", what, n, k);
+}
+
+/* A sum with its norm, and the norm of a latent query; rows of all sizes, zeros too. */
+static void check_halves(struct check *t, uint32_t n, uint32_t k)
+{
+    float *x = randoms(t, (size_t)n * k);
+    for (size_t i = 0; i < (size_t)n * k; i++)
+        x[i] *= i / k % 5 == 3 ? 1e7f : i / k % 5 == 4 ? 1e-7f : i / k % 7 == 6 ? 0 : 1;
+    float *w = device(t, randoms(t, k), k * 4), *h = device(t, NULL, (size_t)n * k * 4), *scale = device(t, NULL, n * 4);
+    uint16_t *half = device(t, NULL, (size_t)n * k * 2);
+    float *dev = device(t, x, (size_t)n * k * 4), *sum = device(t, x, (size_t)n * k * 4);
+    const struct kcu_join j = {.n_local = 1, .part = {dev}, .x = {sum}, .h = {h}, .part_pitch = k, .x_pitch = k, .h_pitch = k, .w = w, .n = n, .width = k,
+                               .eps = 1e-5f, .n_ranks = 1, .n_gpus = 1, .half = half, .half_pitch = k, .half_scale = scale};
+    if (t->rc == RS_OK && good(t, kcu_join(&t->l, &j), "join"))
+        same_halves(t, h, n, k, half, scale, "a norm");
+    const struct kcu_latent z = {.b = {.n = n}, .z = dev, .z_pitch = k, .q_width = k, .q_norm = w, .qr = h, .qr_pitch = k, .eps = 1e-5f, .half = half,
+                                 .half_pitch = k, .half_scale = scale, .cache_type = KCU_CACHE_F16};
+    if (k <= KCU_LATENT_HALVES && t->rc == RS_OK && good(t, kcu_latent(&t->l, &z), "latent"))
+        same_halves(t, h, n, k, half, scale, "a latent query's norm");
     release(t);
 }
 
@@ -202,12 +246,12 @@ static void check_route_many(struct check *t, uint32_t n, uint32_t experts, uint
 
 /* ---- attention ---- */
 
-enum { L = 512, R = 64, D = L + R, BLOCK = 16, V = 36, SEQS = 6 };
+enum { L = 512, R = 64, D = L + R, BLOCK = 16, SEQS = 6 };
 
 enum form { FAST, FIXED, EXPANDED }; /* on tensor cores, the same with a fixed order of sums, made from the latents in f32 */
 
 struct mla {
-    uint32_t heads, nope, n_seqs, blocks, max_pos;
+    uint32_t heads, nope, v, n_seqs, blocks, max_pos;
     struct made kb, vb;
     uint8_t *store;
     int32_t *table; /* [seq][blocks] */
@@ -222,11 +266,11 @@ struct row {
 
 static struct mla make_mla(struct check *t, uint32_t heads, uint32_t nope, uint32_t n_seqs, uint32_t max_pos)
 {
-    struct mla m = {.heads = heads, .nope = nope, .n_seqs = n_seqs, .blocks = max_pos / BLOCK + 1, .max_pos = max_pos};
+    struct mla m = {.heads = heads, .nope = nope, .v = nope == 192 ? 256 : 36, .n_seqs = n_seqs, .blocks = max_pos / BLOCK + 1, .max_pos = max_pos};
     const struct krn_cpu_vec *vec = krn_cpu_vec(KRN_ISA_PORTABLE);
     const size_t cells = (size_t)(n_seqs * m.blocks + 1) * BLOCK, bytes = cells * D * 2;
     m.kb = matrix(t, KRN_Q8_0, L, nope, heads);
-    m.vb = matrix(t, heads < 20 ? KRN_Q6_K : KRN_Q8_0, V, L, heads);
+    m.vb = matrix(t, heads < 20 ? KRN_Q6_K : KRN_Q8_0, m.v, L, heads);
     float *kv = randoms(t, cells * D);
     m.store = host(t, bytes);
     for (size_t i = 0; i < cells; i++)
@@ -291,6 +335,28 @@ static struct kcu_batch make_batch(struct check *t, const struct mla *m, const s
                               .generated = (uint32_t)header[2]};
 }
 
+/* The same attention's f16 form, beside what it was as f32: o. */
+static void check_mla_halves(struct check *t, const struct kcu_mla *with, const float *o)
+{
+    struct kcu_mla a = *with;
+    const uint32_t n = a.b.n, width = a.heads * a.v;
+    double wrong = 0;
+    a.rotate = false; /* it has been done */
+    a.half = device(t, NULL, (size_t)n * width * 2);
+    a.half_pitch = width;
+    a.half_scale = device(t, NULL, n * 4);
+    if (t->rc != RS_OK || !good(t, kcu_mla(&t->l, &a), "attention"))
+        return;
+    const uint16_t *half = fetch(t, a.half, (size_t)n * width * 2);
+    const float *scale = fetch(t, a.half_scale, n * 4);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t c = 0; c < width; c++) {
+            const float x = o[(size_t)i * width + c], y = krn_f16_to_f32(half[(size_t)i * width + half_place(c)]) * scale[i];
+            wrong += !(fabsf(x - y) <= fabsf(x) * 0x1p-11f + 0x1p-24f * scale[i]);
+        }
+    result(t, wrong, 0, "attention's f16 form is its result rounded, %u rows", n);
+}
+
 /* Attention of the rows; q as the device leaves it in *rotated. */
 static const float *run_mla(struct check *t, const struct mla *m, const struct row *row, uint32_t n, const float *q, enum form form,
                             const int32_t *sel, uint32_t top_k, const float **rotated)
@@ -306,7 +372,7 @@ static const float *run_mla(struct check *t, const struct mla *m, const struct r
                         .nope = m->nope,
                         .l = L,
                         .r = R,
-                        .v = V,
+                        .v = m->v,
                         .k_b = m->kb.m,
                         .v_b = m->vb.m,
                         .cache = m->dev_store,
@@ -315,18 +381,21 @@ static const float *run_mla(struct check *t, const struct mla *m, const struct r
                         .sel = sel != NULL ? device(t, sel, (size_t)n * (top_k + 1) * 4) : NULL,
                         .sel_pitch = top_k + 1,
                         .top_k = top_k,
-                        .o = device(t, NULL, (size_t)n * m->heads * V * 4),
-                        .o_pitch = m->heads * V,
+                        .o = device(t, NULL, (size_t)n * m->heads * m->v * 4),
+                        .o_pitch = m->heads * m->v,
                         .many = true,
                         .fixed = form == FIXED};
-    a.scratch = device(t, NULL, form == EXPANDED ? kcu_mla_expanded_scratch(n, m->heads, m->nope, L, V, a.b.max_keys)
+    a.scratch = device(t, NULL, form == EXPANDED ? kcu_mla_expanded_scratch(n, m->heads, m->nope, L, m->v, a.b.max_keys)
                                                  : kcu_mla_scratch(n, m->heads, L, R, a.b.max_keys));
     if (t->rc == RS_OK && form != EXPANDED && !kcu_mla_on_cores(&a))
         result(t, 1, 0, "attention of %u rows is one for tensor cores", n);
     if (t->rc != RS_OK || !good(t, form == EXPANDED ? kcu_mla_expanded(&t->l, &a) : kcu_mla(&t->l, &a), "attention"))
         return NULL;
     *rotated = fetch(t, dq, (size_t)n * width * 4);
-    return fetch(t, a.o, (size_t)n * m->heads * V * 4);
+    const float *o = fetch(t, a.o, (size_t)n * m->heads * m->v * 4);
+    if (form == FAST && kcu_mla_leaves_halves(&a))
+        check_mla_halves(t, &a, o);
+    return o;
 }
 
 static void want_mla(struct check *t, const struct mla *m, const struct row *row, uint32_t n, const float *q, const int32_t *sel,
@@ -355,8 +424,8 @@ static void want_mla(struct check *t, const struct mla *m, const struct row *row
                 c.n_sel = (uint32_t)sel[i * (top_k + 1)];
             }
             krn_cpu_vec(KRN_ISA_PORTABLE)->attn_absorbed(&c);
-            for (uint32_t v = 0; v < V; v++)
-                want[((size_t)i * m->heads + h) * V + v] = dot(m->vb.w + ((size_t)h * V + v) * L, mix, L);
+            for (uint32_t v = 0; v < m->v; v++)
+                want[((size_t)i * m->heads + h) * m->v + v] = dot(m->vb.w + ((size_t)h * m->v + v) * L, mix, L);
         }
 }
 
@@ -377,17 +446,17 @@ static void check_mixed(struct check *t, uint32_t heads, uint32_t nope, uint32_t
     const float *got = run_mla(t, &m, row, n, q, form, NULL, 0, &rotated);
     if (got == NULL)
         return;
-    double *want = host(t, (size_t)n * heads * V * sizeof *want), wrong = 0;
+    double *want = host(t, (size_t)n * heads * m.v * sizeof *want), wrong = 0;
     want_mla(t, &m, row, n, rotated, NULL, 0, want);
-    result(t, distance(got, want, (size_t)n * heads * V), form == EXPANDED ? 1e-5 : 1e-3, "attention of %u + %u rows, %u heads, %u keys%s",
+    result(t, distance(got, want, (size_t)n * heads * m.v), form == EXPANDED ? 1e-5 : 1e-3, "attention of %u + %u rows, %u heads, %u keys%s",
            n - singles, singles, heads, last, form == FIXED ? ", fixed" : form == EXPANDED ? ", expanded" : "");
     const uint32_t from[] = {chunk / 3, n - singles, n - 1}, rows[] = {chunk - chunk / 3, singles, 1};
     for (int i = 0; i < 3 && form != FAST; i++) {
         if (rows[i] == 0)
             continue;
         const float *alone = run_mla(t, &m, row + from[i], rows[i], q + (size_t)from[i] * width, form, NULL, 0, &part);
-        for (size_t j = 0; alone != NULL && j < (size_t)rows[i] * heads * V; j++)
-            wrong += memcmp(alone + j, got + (size_t)from[i] * heads * V + j, 4) != 0;
+        for (size_t j = 0; alone != NULL && j < (size_t)rows[i] * heads * m.v; j++)
+            wrong += memcmp(alone + j, got + (size_t)from[i] * heads * m.v + j, 4) != 0;
     }
     if (form != FAST)
         result(t, wrong, 0, "the same bits in other company, %u heads, %u keys%s", heads, last, form == EXPANDED ? ", expanded" : "");
@@ -409,9 +478,9 @@ static void check_sparse(struct check *t, uint32_t heads, uint32_t top_k, uint32
     const float *q = randoms(t, (size_t)n * heads * (64 + R)), *rotated = NULL, *got = run_mla(t, &m, row, n, q, form, sel, top_k, &rotated);
     if (got == NULL)
         return;
-    double *want = host(t, (size_t)n * heads * V * sizeof *want);
+    double *want = host(t, (size_t)n * heads * m.v * sizeof *want);
     want_mla(t, &m, row, n, rotated, sel, top_k, want);
-    result(t, distance(got, want, (size_t)n * heads * V), form == EXPANDED ? 1e-5 : 1e-3, "sparse attention, %u of 700 keys, %u heads, %u rows%s", top_k,
+    result(t, distance(got, want, (size_t)n * heads * m.v), form == EXPANDED ? 1e-5 : 1e-3, "sparse attention, %u of 700 keys, %u heads, %u rows%s", top_k,
            heads, n, form == EXPANDED ? ", expanded" : "");
     release(t);
 }
@@ -452,7 +521,9 @@ void cuda_selftest_many(struct check *t)
 {
     check_products(t, true);
     check_products(t, false);
+    check_halves(t, 21, 768);
     if (t->small) {
+        check_mixed(t, 20, 192, 60, 9, 100, FAST);
         check_route_many(t, 20, 64, 4, 1, true);
         check_mixed(t, 5, 64, 20, 0, 60, FAST);
         check_mixed(t, 20, 64, 10, 9, 60, FAST);
@@ -462,8 +533,11 @@ void cuda_selftest_many(struct check *t)
         check_sparse(t, 3, 20, 9, EXPANDED);
         return;
     }
+    check_halves(t, 300, 2048);
+    check_halves(t, 9, 6144);
+    check_mixed(t, 20, 192, 0, 140, 200, FAST);
     check_route_many(t, 70, 64, 4, 1, true);
-    check_route_many(t, 600, 96, 8, 8, true);
+    check_route_many(t, 1100, 96, 8, 8, true); /* the large tiles */
     check_route_many(t, 33, 300, 6, 1, false);
     check_mixed(t, 5, 64, 130, 0, 200, FAST);
     check_mixed(t, 20, 192, 40, 9, 150, FAST);

@@ -58,6 +58,7 @@ CUDA_SOURCES = \
 	kernels/cuda/gemm_wide.cu \
 	kernels/cuda/halve.cu \
 	kernels/cuda/heads.cu \
+	kernels/cuda/heads_async.cu \
 	kernels/cuda/index.cu \
 	kernels/cuda/join.cu \
 	kernels/cuda/likeliest.cu \
@@ -83,10 +84,12 @@ EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/flash.cuh \
 	kernels/cuda/formats.cuh \
 	kernels/cuda/gemm.cuh \
+	kernels/cuda/halve.cuh \
 	kernels/cuda/norm.cuh \
 	kernels/cuda/reduce.cuh \
 	kernels/cuda/router.cuh \
 	kernels/cuda/steps.cuh \
+	kernels/cuda/tiles.cuh \
 	kernels/cuda/tensor.cuh \
 	kernels/cuda/values.cuh \
 	kernels/cuda/wgmma.cuh \

@@ -159,6 +159,12 @@ static void by_launch(struct rig *r, uint32_t rows, uint32_t keys)
            all.bytes / all.us * 1e-6, all.bytes / all.us * 1e-4 / CARD_TBS, all.bytes * 1e-6 / CARD_TBS);
 }
 
+static void say_logits(struct rig *r, uint32_t seqs)
+{
+    const float *x = rig_logits(r, 0);
+    printf("  logits %016llx, the first %.5f %.5f %.5f %.5f\n", (unsigned long long)hash_logits(r, seqs), (double)x[0], (double)x[1], (double)x[2], (double)x[3]);
+}
+
 static void by_kind(struct rig *r)
 {
     double us[OP_KIND_COUNT] = {0}, all = 0;
@@ -254,7 +260,7 @@ static enum rs_result bench_decode(struct rig *r, const struct bench *b, struct 
             return rc;
         printf("  decode, batch %u, %-5s  %.3f ms (p10 %.3f, p90 %.3f), %.0f tokens/s, %u kernels\n", b->batch, graph ? "graph" : "eager",
                ms[0], ms[1], ms[2], b->batch * 1e3 / ms[0], backend_cuda_kernels(r->backend));
-        printf("  logits %016llx\n", (unsigned long long)hash_logits(r, b->batch));
+        say_logits(r, b->batch);
         if (b->ops && graph) {
             by_kind(r);
             by_launch(r, b->batch, b->pos + b->steps);
@@ -306,26 +312,25 @@ static void all_arms(struct rig *r, const struct bench *b)
     by_launch(r, b->batch, b->pos + b->steps);
 }
 
+/* Eager: so long steps are in an engine. */
 static enum rs_result bench_prefill(struct rig *r, const struct bench *b, const int32_t *ids, struct rs_error *err)
 {
     const uint32_t prompts = b->rows - b->mixed;
-    for (int graph = 0; graph < 2; graph++) {
-        double ms[PREFILLS];
-        for (int i = -1; i < PREFILLS; i++) {
-            const double t0 = now_ms();
-            enum rs_result rc = rig_mixed(r, ids, b->mixed, b->pos, prompts, b->segs, graph != 0, err);
-            if (rc != RS_OK)
-                return rc;
-            if (i >= 0)
-                ms[i] = now_ms() - t0;
-        }
-        qsort(ms, PREFILLS, sizeof *ms, by_size);
-        printf("  %u rows, %u of prompts of %u, %u generated, %-5s  %.2f ms (%.2f to %.2f), %.0f rows/s, %u kernels\n", b->rows, prompts, b->segs, b->mixed,
-               graph ? "graph" : "eager", ms[PREFILLS / 2], ms[0], ms[PREFILLS - 1], b->rows * 1e3 / ms[PREFILLS / 2], backend_cuda_kernels(r->backend));
-        printf("  logits %016llx\n", (unsigned long long)hash_logits(r, 1));
-        if (b->ops && graph)
-            by_kind(r);
+    double ms[PREFILLS];
+    for (int i = -1; i < PREFILLS; i++) {
+        const double t0 = now_ms();
+        enum rs_result rc = rig_mixed(r, ids, b->mixed, b->pos, prompts, b->segs, false, err);
+        if (rc != RS_OK)
+            return rc;
+        if (i >= 0)
+            ms[i] = now_ms() - t0;
     }
+    qsort(ms, PREFILLS, sizeof *ms, by_size);
+    printf("  %u rows, %u of prompts of %u, %u generated: %.2f ms (%.2f to %.2f), %.0f rows/s, %u kernels\n", b->rows, prompts, b->segs, b->mixed,
+           ms[PREFILLS / 2], ms[0], ms[PREFILLS - 1], b->rows * 1e3 / ms[PREFILLS / 2], backend_cuda_kernels(r->backend));
+    say_logits(r, 1);
+    if (b->ops)
+        by_kind(r);
     return RS_OK;
 }
 

@@ -3,9 +3,10 @@
  * A row's keys are cut into splits whose length depends on the number of its keys alone, so its result does not depend on what else is in the batch. */
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/flash.cuh"
+#include "kernels/cuda/halve.cuh"
 #include "kernels/cuda/norm.cuh"
 
-enum { HEADS = 4, MAX_L = 512, SLAB = 32 /* rows at a time: bounds the scratch */ };
+enum { HEADS = 4, MAX_L = 512, SLAB = 32 /* rows at a time: bounds the scratch */, LATENT_THREADS = 512 };
 
 /* ---- latent: norm of q_a, norm + rotation + store of the latent ---- */
 
@@ -59,7 +60,7 @@ template <int C> static __device__ void store_latent(const struct kcu_latent &a,
     }
 }
 
-template <int C> static __global__ void __launch_bounds__(512) latent_kernel(const __grid_constant__ struct kcu_latent a, uint64_t *at)
+template <int C> static __global__ void __launch_bounds__(LATENT_THREADS) latent_kernel(const __grid_constant__ struct kcu_latent a, uint64_t *at)
 {
     __shared__ float unit[512];
     pdl_release();
@@ -80,6 +81,14 @@ template <int C> static __global__ void __launch_bounds__(512) latent_kernel(con
             }
             if (a.q8 != nullptr)
                 q8_block8(h, a.q8 + row * a.q8_pitch, a.q_width, col, col < a.q_width);
+            if (a.half != nullptr) { /* then this is the only round */
+                const float4 v = make_float4(h[0], h[1], h[2], h[3]);
+                const float f = factor_of(block_max(largest(v, 0)));
+                if (threadIdx.x == 0)
+                    a.half_scale[row] = 1.0f / f;
+                if (col < a.q_width)
+                    put_halves(v, f, (__half *)a.half + row * a.half_pitch, col);
+            }
         }
         return;
     }
@@ -91,13 +100,14 @@ extern "C" cudaError_t kcu_latent(const struct kcu_launch *l, const struct kcu_l
     const bool q = a->q_width != 0;
     if (a->b.n == 0 || (!q && !a->store))
         return cudaSuccess;
-    if (a->q_width > 16384 || a->l > 16384)
+    if (a->q_width > 16384 || a->l > 16384 || (a->half != NULL && (a->q_width > KCU_LATENT_HALVES || a->q_width % 16 != 0)))
         return cudaErrorInvalidValue;
-    const dim3 grid(q && a->store ? 2 : 1, a->b.n);
+    const dim3 grid(q && a->store ? 2 : 1, a->b.n), block(a->q_width <= 2 * LATENT_THREADS ? LATENT_THREADS / 2 : LATENT_THREADS); /* as few as make one round: more rows at once */
+    static_assert(KCU_LATENT_HALVES == 4 * LATENT_THREADS, "one round");
     switch (a->cache_type) {
-    case KCU_CACHE_F32: return launch(l, latent_kernel<KCU_CACHE_F32>, grid, dim3(512), 0, 0, *a, l->stamp);
-    case KCU_CACHE_F16: return launch(l, latent_kernel<KCU_CACHE_F16>, grid, dim3(512), 0, 0, *a, l->stamp);
-    default: return launch(l, latent_kernel<KCU_CACHE_BF16>, grid, dim3(512), 0, 0, *a, l->stamp);
+    case KCU_CACHE_F32: return launch(l, latent_kernel<KCU_CACHE_F32>, grid, block, 0, 0, *a, l->stamp);
+    case KCU_CACHE_F16: return launch(l, latent_kernel<KCU_CACHE_F16>, grid, block, 0, 0, *a, l->stamp);
+    default: return launch(l, latent_kernel<KCU_CACHE_BF16>, grid, block, 0, 0, *a, l->stamp);
     }
 }
 

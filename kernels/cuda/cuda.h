@@ -247,6 +247,9 @@ struct kcu_join {
     int32_t delay_rank; /* -1: none */
     uint32_t delay_ns;
     uint64_t *ready, *done; /* further stamps, or NULL */
+    uint16_t *half; /* without a reduce, n_local 1, widths that are multiples of 16: h also as kcu_halve() makes it; or NULL */
+    size_t half_pitch;
+    float *half_scale;
 };
 cudaError_t kcu_join(const struct kcu_launch *l, const struct kcu_join *a);
 
@@ -322,6 +325,8 @@ struct kcu_rope {
     uint32_t half;
 };
 
+#define KCU_LATENT_HALVES 2048
+
 /* z = [q | latent | k_pe] per row. q part: norm to qr and its int8 form. Latent: norm in place, rotate k_pe in place, write the row to the cache. */
 struct kcu_latent {
     struct kcu_batch b;
@@ -334,6 +339,9 @@ struct kcu_latent {
     size_t qr_pitch;
     uint8_t *q8;
     size_t q8_pitch;
+    uint16_t *half; /* qr also as kcu_halve() makes it, q_width up to KCU_LATENT_HALVES and a multiple of 16; or NULL */
+    size_t half_pitch;
+    float *half_scale;
     bool store; /* do the latent part */
     uint32_t kv_col, l, r;
     const float *kv_norm;
@@ -373,7 +381,11 @@ struct kcu_mla {
     bool many;  /* f16 operands are good enough: tensor cores may be used */
     bool fixed; /* a row's result must not depend on what else is in the batch */
     bool apart; /* never in one launch */
+    uint16_t *half; /* where kcu_mla_leaves_halves(): instead of o the f16 form that products of many rows take, all rows with one factor; or NULL */
+    size_t half_pitch;
+    float *half_scale;
 };
+bool kcu_mla_leaves_halves(const struct kcu_mla *a);
 /* Is it one for tensor cores? They leave o alone, without its int8 form. */
 bool kcu_mla_on_cores(const struct kcu_mla *a);
 /* Rows of a prompt that attention takes at a time. */

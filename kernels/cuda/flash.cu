@@ -69,12 +69,16 @@ static __device__ __forceinline__ uint32_t cache_row(const flash_args &a, const 
     return (uint32_t)page_row(a.b, t.row0, t.sel != nullptr ? (uint32_t)t.sel[j] : j);
 }
 
+/* Eight threads bring 128 bytes of a row, so that nothing but the rows' addresses is computed. */
 static __device__ __forceinline__ void fetch_keys(const flash_args &a, const uint32_t *key, uint8_t *to)
 {
+    const uint32_t r = threadIdx.x / 8, c = threadIdx.x % 8;
 #pragma unroll
-    for (int i = 0; i < KEYS * CHUNKS / THREADS; i++) {
-        const uint32_t j = threadIdx.x + i * THREADS, r = j / CHUNKS, c = j % CHUNKS;
-        copy_async<16>(to + swapped(r, c), a.cache + (size_t)key[r] * ROW_BYTES + 16 * c);
+    for (int i = 0; i < KEYS / (THREADS / 8); i++) {
+        const uint8_t *from = a.cache + (size_t)key[r + i * (THREADS / 8)] * ROW_BYTES + 16 * c;
+#pragma unroll
+        for (int j = 0; j < CHUNKS / 8; j++)
+            copy_async<16>(to + swapped(r, c) + i * (THREADS / 8) * ROW_BYTES + j * 128, from + j * 128);
     }
 }
 

@@ -20,6 +20,8 @@ struct heads_gemm {
     size_t y_pitch, y_head;
     float scale;
     uint32_t n; /* rows */
+    bool order;     /* heads_async_run(): y in the order of kcu_halve() */
+    float *factors; /* and 1 / scale of every row to here, or NULL */
 };
 
 /* The part of absorbed queries that the latents do not see, rotated first where rotate says so (and written back): y[row][head] = scale * x. */
@@ -78,13 +80,13 @@ static __host__ __device__ inline uint32_t flash_split_length(uint32_t keys)
 cudaError_t flash_prompt(const struct kcu_launch *l, const struct flash_args *a, uint32_t tiles);
 cudaError_t flash_generated(const struct kcu_launch *l, const struct flash_args *a);
 
-/* heads_run() by asynchronous tensor cores, for matrices that takes(): x is f16 in the order of kcu_halve(). heads_split() brings queries
+/* heads_run() by asynchronous tensor cores, for matrices that takes(): x is f16 in the order of kcu_halve(), y and its pitches multiples of eight values. heads_split() brings queries
  * there (x to y, f16) and does the part of pe as well. */
-bool heads_wide_takes(const struct kcu_mat *m);
-cudaError_t heads_wide_run(const struct kcu_launch *l, const struct heads_gemm *g);
+bool heads_async_takes(const struct kcu_mat *m);
+cudaError_t heads_async_run(const struct kcu_launch *l, const struct heads_gemm *g);
 cudaError_t heads_split(const struct kcu_launch *l, const float *x, size_t x_pitch, size_t x_head, uint32_t width, uint32_t n, __half *y, const struct heads_pe *pe);
 
-/* flash_prompt() by asynchronous tensor cores, where heads_wide_takes() finds them. */
+/* flash_prompt() by asynchronous tensor cores, where heads_async_takes() finds them. */
 cudaError_t flash_async_prompt(const struct kcu_launch *l, const struct flash_args *a, uint32_t tiles);
 
 /* All of kcu_mla() this way. takes(): the shapes, types and options that it serves. */

@@ -5,7 +5,7 @@
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/steps.cuh"
 
-enum { GEMM_WIDE_FROM = 1024 };
+enum { GEMM_WIDE_FROM = 1024, GEMM_WIDE_SIZE = 16 << 20 /* or rows times weight rows */ };
 
 /* The shapes of a block. MT: groups of 16 weight rows of a warp, WN: warps that share the rows of activations among them, BLOCKS: per multiprocessor. The deep
  * one is for few blocks: nobody else hides the time that its steps are on their way. */
@@ -252,10 +252,11 @@ extern "C" bool kcu_gemm_takes(const struct kcu_mat *m)
            (m->type == KRN_Q8_0 || m->type == KRN_Q4_K || m->type == KRN_Q5_K || m->type == KRN_Q6_K);
 }
 
-/* Wide tiles, wherever there are rows enough, since bits do not depend on it. */
+/* Wide tiles, wherever there are rows enough, of either sort, since bits do not depend on it. */
 static bool wide(const struct kcu_linear *a)
 {
-    return power_above(a->n) >= GEMM_WIDE_FROM && gemm_wide_here();
+    const uint32_t p = power_above(a->n);
+    return (p >= GEMM_WIDE_FROM || (p > 64 && (uint64_t)a->m[0].rows * p >= GEMM_WIDE_SIZE)) && gemm_wide_here();
 }
 
 /* May both weights go in one launch? */

@@ -2,7 +2,6 @@
  * activations: what limits it is what the second-level cache can deliver. Three warpgroups multiply, each 64 weight rows: its warps turn
  * weights into operands in registers while earlier products are under way. Four more warps bring steps of K into shared memory. Sums run
  * along K in one order: the bits are those of gemm.cu. */
-#include "kernels/cuda/flash.cuh"
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/steps.cuh"
 #include "kernels/cuda/wgmma_wide.cuh"
@@ -26,14 +25,6 @@ template <int T> struct room {
     enum { BYTES = (X_BYTES + ROWS * S::STRIDE + 1023) / 1024 * 1024, FIT = 222 * 1024 / BYTES, N = FIT > 6 ? 6 : FIT };
     static_assert(N >= 4, "steps that the copying warps have under way");
     static_assert(WORKERS / 32 * TILE * PAD * 4 <= N * BYTES, "room for results");
-};
-
-/* Several matrices side by side with their own parts of activations and results (heads), or one. */
-struct wide {
-    gemm g;
-    size_t x_head, y_head; /* 0: no heads */
-    bool y_half;
-    float scale;
 };
 
 /* What a block is about. pitch: in units of 16 bytes. */
@@ -202,32 +193,29 @@ template <int T, int N> static __device__ __forceinline__ void work(const gemm &
 }
 
 /* Four neighbouring results of an activation row. */
-static __device__ __forceinline__ void put_four(const wide &p, const wide_task &t, uint32_t col, uint32_t row, float4 v, bool aligned)
+static __device__ __forceinline__ void put_four(const gemm &g, const wide_task &t, uint32_t col, uint32_t row, float4 v, bool aligned)
 {
     const float scale = t.scale[col];
-    const size_t at = (size_t)t.out_row[col] * p.g.y_pitch + row;
+    const size_t at = (size_t)t.out_row[col] * g.y_pitch + row;
     float f[4] = {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
     float *y = t.y + at;
-    if (p.y_half) {
-        const __half2 h[2] = {__floats2half2_rn(f[0], f[1]), __floats2half2_rn(f[2], f[3])};
-        *(uint2 *)((__half *)t.y + at) = *(const uint2 *)h;
-    } else if (aligned) {
-        if (p.g.accumulate) {
+    if (aligned) {
+        if (g.accumulate) {
             const float4 o = *(const float4 *)y;
             f[0] = o.x + f[0], f[1] = o.y + f[1], f[2] = o.z + f[2], f[3] = o.w + f[3];
         }
         *(float4 *)y = make_float4(f[0], f[1], f[2], f[3]);
     } else {
         for (uint32_t i = 0; i < 4 && row + i < t.rows; i++)
-            y[i] = p.g.accumulate ? y[i] + f[i] : f[i];
+            y[i] = g.accumulate ? y[i] + f[i] : f[i];
     }
 }
 
-template <int N> static __device__ __forceinline__ void leave(const wide &p, const wide_task &t, uint8_t *smem, const float acc[N / 2])
+template <int N> static __device__ __forceinline__ void leave(const gemm &g, const wide_task &t, uint8_t *smem, const float acc[N / 2])
 {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = t.row0 + warp * 16 + lane % 4 * 4;
     float *mine = (float *)smem + warp * (N * PAD);
-    const bool aligned = t.rows % 4 == 0 && p.g.y_pitch % 4 == 0 && (size_t)t.y % 16 == 0;
+    const bool aligned = t.rows % 4 == 0 && g.y_pitch % 4 == 0 && (size_t)t.y % 16 == 0;
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         mine[(i / 4 * 8 + lane % 4 * 2 + i % 2) * PAD + lane / 4 + i / 2 % 2 * 8] = acc[i];
@@ -235,20 +223,20 @@ template <int N> static __device__ __forceinline__ void leave(const wide &p, con
 #pragma unroll 4
     for (uint32_t col = lane / 4; col < N; col += 8)
         if (col < t.count && row < t.rows)
-            put_four(p, t, col, row, *(const float4 *)(mine + col * PAD + lane % 4 * 4), aligned);
+            put_four(g, t, col, row, *(const float4 *)(mine + col * PAD + lane % 4 * 4), aligned);
 }
 
-template <int T, int N> static __device__ __forceinline__ void run(const wide &p, const wide_task &t, uint8_t *smem, barriers &b)
+template <int T, int N> static __device__ __forceinline__ void run(const gemm &g, const wide_task &t, uint8_t *smem, barriers &b)
 {
     float acc[N / 2];
-    work<T, N>(p.g, smem, b, acc);
+    work<T, N>(g, smem, b, acc);
     group_sync<1, WORKERS>(); /* for all who work */
-    leave<N>(p, t, smem, acc);
+    leave<N>(g, t, smem, acc);
 }
 #endif
 
-/* blockIdx: weight rows (of the second matrix behind those of the first), rows of activations, head. */
-template <int T> static __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_constant__ wide p, uint32_t per, uint64_t *at)
+/* blockIdx: weight rows (of the second matrix behind those of the first), rows of activations. */
+template <int T> static __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_constant__ gemm g, uint32_t per, uint64_t *at)
 {
 #ifdef HAVE_WGMMA
     extern __shared__ uint8_t dynamic[];
@@ -256,13 +244,10 @@ template <int T> static __global__ void __launch_bounds__(THREADS, 1) wide_kerne
     __shared__ float scale[TILE];
     __shared__ barriers bars;
     uint8_t *smem = dynamic + (1024 - smem_of(dynamic) % 1024) % 1024;
-    const gemm &g = p.g;
     const uint32_t blocks = (g.m.rows + ROWS - 1) / ROWS;
     const bool second = blockIdx.x >= blocks;
     const struct kcu_mat &m = second ? g.second : g.m;
-    wide_task t = {m.w + blockIdx.z * m.mat_pitch, m.rows, (uint32_t)m.pitch, (blockIdx.x - (second ? blocks : 0)) * ROWS, 0,
-                   g.h + blockIdx.z * p.x_head, second ? g.second_y : g.y, in_row, out_row, scale};
-    t.y = p.y_half ? (float *)((__half *)t.y + blockIdx.z * p.y_head) : t.y + blockIdx.z * p.y_head;
+    wide_task t = {m.w, m.rows, (uint32_t)m.pitch, (blockIdx.x - (second ? blocks : 0)) * ROWS, 0, g.h, second ? g.second_y : g.y, in_row, out_row, scale};
     if (threadIdx.x < 6) {
         barrier_init(&bars.full[threadIdx.x], COPIERS);
         barrier_init(&bars.empty[threadIdx.x], WORKERS / 32);
@@ -283,7 +268,7 @@ template <int T> static __global__ void __launch_bounds__(THREADS, 1) wide_kerne
         const uint32_t e = first + (threadIdx.x < t.count ? threadIdx.x : t.count - 1);
         in_row[threadIdx.x] = g.from != nullptr ? g.from[e] : (int32_t)e;
         out_row[threadIdx.x] = g.to != nullptr ? g.to[e] : (int32_t)e;
-        scale[threadIdx.x] = (g.h_scale != nullptr ? g.h_scale[in_row[threadIdx.x]] : p.scale) * (1.0f / UP); /* powers of two, but for heads */
+        scale[threadIdx.x] = g.h_scale[in_row[threadIdx.x]] * (1.0f / UP); /* powers of two */
     }
     __syncthreads();
     if (threadIdx.x >= WORKERS) {
@@ -301,27 +286,26 @@ template <int T> static __global__ void __launch_bounds__(THREADS, 1) wide_kerne
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)OWN_REGS));
         if (t.count <= 64)
-            run<T, 64>(p, t, smem, bars);
+            run<T, 64>(g, t, smem, bars);
         else if (t.count <= 96)
-            run<T, 96>(p, t, smem, bars);
+            run<T, 96>(g, t, smem, bars);
         else if (t.count <= 128)
-            run<T, 128>(p, t, smem, bars);
+            run<T, 128>(g, t, smem, bars);
         else if (t.count <= 160)
-            run<T, 160>(p, t, smem, bars);
+            run<T, 160>(g, t, smem, bars);
         else
-            run<T, 192>(p, t, smem, bars);
+            run<T, 192>(g, t, smem, bars);
     }
 #endif
 }
 
-template <int T> static cudaError_t start(const struct kcu_launch *l, const wide &p, uint32_t per, uint32_t tiles)
+template <int T> static cudaError_t start(const struct kcu_launch *l, const gemm &g, uint32_t per, uint32_t tiles)
 {
     typedef room<T> R;
     const size_t bytes = R::N * R::BYTES + 1024;
-    const uint32_t blocks = (p.g.m.rows + ROWS - 1) / ROWS + (p.g.second.w != NULL ? (p.g.second.rows + ROWS - 1) / ROWS : 0);
+    const uint32_t blocks = (g.m.rows + ROWS - 1) / ROWS + (g.second.w != NULL ? (g.second.rows + ROWS - 1) / ROWS : 0);
     cudaError_t e = cudaFuncSetAttribute(wide_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    const dim3 grid(blocks, tiles, p.x_head != 0 ? p.g.m.n_mats : 1);
-    return e != cudaSuccess ? e : launch(l, wide_kernel<T>, grid, dim3(THREADS), bytes, 0, p, per, l->stamp);
+    return e != cudaSuccess ? e : launch(l, wide_kernel<T>, dim3(blocks, tiles), dim3(THREADS), bytes, 0, g, per, l->stamp);
 }
 
 /* Is the code for 9.0 there? PTX of other capabilities, compiled for this device, does not have it. */
@@ -350,27 +334,11 @@ uint32_t gemm_wide_rows(uint32_t n, const struct kcu_mat *m)
 
 cudaError_t gemm_wide_run(const struct kcu_launch *l, const struct gemm *g, uint32_t per, uint32_t tiles)
 {
-    const wide p = {.g = *g, .x_head = 0, .y_head = 0, .y_half = false, .scale = 1};
     switch (g->m.type) {
-    case KRN_Q8_0: return start<KRN_Q8_0>(l, p, per, tiles);
-    case KRN_Q4_K: return start<KRN_Q4_K>(l, p, per, tiles);
-    case KRN_Q5_K: return start<KRN_Q5_K>(l, p, per, tiles);
-    case KRN_Q6_K: return start<KRN_Q6_K>(l, p, per, tiles);
+    case KRN_Q8_0: return start<KRN_Q8_0>(l, *g, per, tiles);
+    case KRN_Q4_K: return start<KRN_Q4_K>(l, *g, per, tiles);
+    case KRN_Q5_K: return start<KRN_Q5_K>(l, *g, per, tiles);
+    case KRN_Q6_K: return start<KRN_Q6_K>(l, *g, per, tiles);
     default: return cudaErrorInvalidValue;
     }
-}
-
-bool heads_wide_takes(const struct kcu_mat *m)
-{
-    return m->type == KRN_Q8_0 && m->k % BK == 0 && m->rows % 4 == 0 && gemm_wide_here();
-}
-
-cudaError_t heads_wide_run(const struct kcu_launch *l, const struct heads_gemm *h)
-{
-    const wide p = {.g = {.m = h->m, .h = (const __half *)h->x, .h_pitch = h->x_pitch, .h_scale = NULL, .y = (float *)h->y, .y_pitch = h->y_pitch, .n = h->n},
-                    .x_head = h->x_head,
-                    .y_head = h->y_head,
-                    .y_half = h->y_half,
-                    .scale = h->scale};
-    return start<KRN_Q8_0>(l, p, TILE, (h->n + TILE - 1) / TILE);
 }

@@ -1,46 +1,8 @@
 /* Activations as f16 for the products of many rows: a power of two per row brings its largest value near 2^11, so that no value overflows and none that
  * counts is lost. Within 16 neighbours the order is that of gemm.cu: of every four, the first two go to the first eight. */
-#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/halve.cuh"
 
 enum { THREADS = 256, KEPT = 4 };
-
-/* What a row is multiplied by, from the bits of its largest magnitude. */
-static __device__ __forceinline__ float factor_of(uint32_t max_bits)
-{
-    int e = (int)(max_bits >> 23) - 127;
-    e = max_bits == 0 || e > 127 ? 10 : e < -90 ? -90 : e > 90 ? 90 : e; /* zeros and infinities stay what they are */
-    return __uint_as_float((uint32_t)(127 + 10 - e) << 23);
-}
-
-static __device__ uint32_t block_max(uint32_t v)
-{
-    __shared__ uint32_t part[THREADS / 32];
-    for (int o = 16; o > 0; o /= 2)
-        v = max(v, __shfl_xor_sync(0xffffffffu, v, o));
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = v;
-    __syncthreads();
-    v = part[0];
-    for (int i = 1; i < THREADS / 32; i++)
-        v = max(v, part[i]);
-    return v;
-}
-
-static __device__ __forceinline__ uint32_t largest(const float4 &v, uint32_t m)
-{
-    m = max(m, __float_as_uint(v.x) & 0x7fffffffu);
-    m = max(m, __float_as_uint(v.y) & 0x7fffffffu);
-    m = max(m, __float_as_uint(v.z) & 0x7fffffffu);
-    return max(m, __float_as_uint(v.w) & 0x7fffffffu);
-}
-
-/* Four neighbours from column col on to their places. */
-static __device__ __forceinline__ void put_halves(const float4 &v, float f, __half *row, uint32_t col)
-{
-    __half *to = row + (col & ~15u) + (col & 15) / 2;
-    *(__half2 *)to = __floats2half2_rn(v.x * f, v.y * f);
-    *(__half2 *)(to + 8) = __floats2half2_rn(v.z * f, v.w * f);
-}
 
 /* Columns col to col + 3 of what is to become f16: of the row, or (GATED) silu(x[i]) * x[width + i]. */
 template <bool GATED> static __device__ __forceinline__ float4 value_at(const float *row, uint32_t width, uint32_t col)

@@ -5,6 +5,7 @@
  * again when a peer's packets of the next epoch arrive, since the peer sends those after having read all of the previous ones. Sums run in order
  * of rank on every GPU (or all as a tree), so all hold the same bits. */
 #include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/halve.cuh"
 #include "kernels/cuda/reduce.cuh"
 
 static __device__ __forceinline__ void st_packet(uint4 *p, uint32_t a, uint32_t b, uint32_t e)
@@ -239,6 +240,70 @@ static __global__ void __launch_bounds__(T, 1) join_kernel(const __grid_constant
         *(volatile uint64_t *)a.done = now_ns();
 }
 
+/* Without a reduce, the same bits: few registers, so that many rows are under way at once. blockIdx: rank, row. */
+template <int Q, int T> static __global__ void __launch_bounds__(T, T == 512 ? 3 : 1) plain_kernel(const __grid_constant__ struct kcu_join a, uint64_t *at)
+{
+    __shared__ float unit[MAX_UNITS];
+    pdl_release();
+    const uint32_t quads = a.width / 4, r = blockIdx.x, row = blockIdx.y, lane = threadIdx.x % 32, units = (quads + 7) / 8;
+    float *part = a.part[r] + row * a.part_pitch, *x = a.x[r] != nullptr ? a.x[r] + row * a.x_pitch : nullptr;
+    float4 v[Q];
+    pdl_wait();
+    stamp(at);
+#pragma unroll
+    for (int i = 0; i < Q; i++) {
+        const uint32_t quad = i * blockDim.x + threadIdx.x;
+        v[i] = quad < quads ? *((const float4 *)part + quad) : make_float4(0, 0, 0, 0);
+        if (x != nullptr && quad < quads) {
+            v[i] = *((const float4 *)x + quad) + v[i];
+            *((float4 *)x + quad) = v[i];
+        }
+    }
+    if (a.w == nullptr)
+        return;
+#pragma unroll
+    for (int i = 0; i < Q; i++) {
+        float sq = square_of(v[i]);
+        for (int o = 1; o < 8; o *= 2)
+            sq += __shfl_xor_sync(0xffffffffu, sq, o);
+        if (lane % 8 == 0)
+            unit[(i * blockDim.x + threadIdx.x) / 8] = sq;
+    }
+    __syncthreads();
+    float s = 0; /* every warp adds all units, in one order */
+    for (uint32_t u = lane; u < units; u += 32)
+        s += unit[u];
+    const float t = 1.0f / sqrtf(warp_sum(s, 32) / (float)a.width + a.eps);
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < Q; i++) {
+        const uint32_t quad = i * blockDim.x + threadIdx.x;
+        const float4 w = quad < quads ? ld16f((const float4 *)a.w + quad) : make_float4(0, 0, 0, 0);
+        v[i] = make_float4(v[i].x * t * w.x, v[i].y * t * w.y, v[i].z * t * w.z, v[i].w * t * w.w);
+        most = largest(v[i], most);
+        if (quad < quads)
+            *((float4 *)(a.h[r] + row * a.h_pitch) + quad) = v[i];
+        if (a.q8[r] != nullptr) {
+            const float h[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+            q8_block8(h, a.q8[r] + row * a.q8_pitch, a.width, quad * 4, quad < quads);
+        }
+    }
+    if (a.half == nullptr)
+        return;
+    const float f = factor_of(block_max(most));
+    if (threadIdx.x == 0)
+        a.half_scale[row] = 1.0f / f;
+#pragma unroll
+    for (int i = 0; i < Q; i++)
+        if (i * blockDim.x + threadIdx.x < quads)
+            put_halves(v[i], f, (__half *)a.half + row * a.half_pitch, 4 * (i * blockDim.x + threadIdx.x));
+}
+
+template <int Q, int T> static cudaError_t plain(const struct kcu_launch *l, const struct kcu_join *a, uint32_t threads)
+{
+    return launch(l, plain_kernel<Q, T>, dim3(a->n_local, a->n), dim3((threads + 31) / 32 * 32), 0, 0, *a, l->stamp);
+}
+
 template <int Q, int T, int BLOCKS> static cudaError_t join(const struct kcu_launch *l, const struct kcu_join *a, uint32_t threads)
 {
     const dim3 grid(BLOCKS, a->n), block((threads + 31) / 32 * 32);
@@ -252,8 +317,10 @@ extern "C" cudaError_t kcu_join(const struct kcu_launch *l, const struct kcu_joi
     const uint32_t quads = a->width / 4;
     if (a->n == 0 || quads == 0)
         return cudaSuccess;
-    if (quads > 4096)
+    if (quads > 4096 || (a->half != NULL && (a->reduce || a->n_local != 1 || a->width % 16 != 0)))
         return cudaErrorInvalidValue;
+    if (!a->reduce && a->ready == NULL && a->done == NULL)
+        return quads <= 512 ? plain<1, 512>(l, a, quads) : quads <= 1536 ? plain<2, 768>(l, a, (quads + 1) / 2) : plain<4, 1024>(l, a, (quads + 3) / 4);
     int device, major = 0;
     if (cudaGetDevice(&device) == cudaSuccess)
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);

@@ -4,6 +4,9 @@
 
 enum { MIN_ROWS = 8, WIDE_ROWS = 64, FILL = 264 /* blocks that keep the device busy */, SLAB = 256 /* generated rows at a time where keys are split */, MAX_SPLITS = 32 };
 
+/* Of attention's outputs as f16: what they are multiplied by, so that those from 4e-6 to 4,000 keep all bits. Latents are normed, so outputs are of the order of v_b's weights. */
+static const float OUT_SCALE = 16;
+
 bool mla_batch_takes(const struct kcu_mla *a)
 {
     return a->many && (a->fixed || power_above(a->b.n) >= MIN_ROWS) && a->l == FLASH_L && a->l + a->r == FLASH_D && a->cache_type == KCU_CACHE_F16 &&
@@ -27,7 +30,7 @@ static uint32_t splits_of(uint32_t rows, uint32_t heads, uint32_t max_keys, bool
 /* Asynchronous tensor cores: where a row's result may depend on the number of rows, and there are enough. */
 static bool takes_wide(const struct kcu_mla *a)
 {
-    return !a->fixed && power_above(a->b.n) >= WIDE_ROWS && a->nope <= FLASH_L && heads_wide_takes(&a->k_b) && heads_wide_takes(&a->v_b);
+    return !a->fixed && power_above(a->b.n) >= WIDE_ROWS && a->nope <= FLASH_L && heads_async_takes(&a->k_b) && heads_async_takes(&a->v_b);
 }
 
 static size_t halfs(uint32_t rows, uint32_t heads)
@@ -61,6 +64,8 @@ static cudaError_t generated(const struct kcu_launch *l, const struct kcu_mla *a
 
 cudaError_t mla_batch(const struct kcu_launch *l, const struct kcu_mla *a)
 {
+    if (a->half != NULL && !kcu_mla_leaves_halves(a))
+        return cudaErrorInvalidValue;
     __half *q = (__half *)a->scratch, *mix = q + (size_t)a->b.n * a->heads * FLASH_D;
     const float scale = a->scale * 1.44269504f; /* log2 e: powers of two are cheaper */
     const struct heads_gemm absorb = {.m = a->k_b,
@@ -96,7 +101,7 @@ cudaError_t mla_batch(const struct kcu_launch *l, const struct kcu_mla *a)
         in.x_head = a->nope;
         e = heads_split(l, a->q, a->q_pitch, a->nope + a->r, a->nope, a->b.n, mix, &pe);
         if (e == cudaSuccess)
-            e = heads_wide_run(&next, &in);
+            e = heads_async_run(&next, &in);
     } else {
         e = heads_run(l, &absorb, &pe);
     }
@@ -116,18 +121,30 @@ cudaError_t mla_batch(const struct kcu_launch *l, const struct kcu_mla *a)
         e = wide ? flash_async_prompt(&next, &f, a->b.prompt_tiles) : flash_prompt(&next, &f, a->b.prompt_tiles);
     if (e == cudaSuccess && (sparse || a->b.generated != 0))
         e = generated(&next, a, &f);
-    const struct heads_gemm out = {.m = a->v_b,
-                                   .x = mix,
-                                   .x_half = true,
-                                   .x_pitch = (size_t)a->heads * FLASH_L,
-                                   .x_head = FLASH_L,
-                                   .y = a->o,
-                                   .y_half = false,
-                                   .y_pitch = a->o_pitch,
-                                   .y_head = a->v,
-                                   .scale = 1,
-                                   .n = a->b.n};
-    return e != cudaSuccess ? e : wide ? heads_wide_run(&next, &out) : heads_run(&next, &out, NULL);
+    struct heads_gemm out = {};
+    out.m = a->v_b;
+    out.x = mix;
+    out.x_half = true;
+    out.x_pitch = (size_t)a->heads * FLASH_L;
+    out.x_head = FLASH_L;
+    out.y = a->o;
+    out.y_pitch = a->o_pitch;
+    out.y_head = a->v;
+    out.scale = 1;
+    out.n = a->b.n;
+    if (a->half != NULL) {
+        out.y = a->half;
+        out.y_half = out.order = true;
+        out.y_pitch = a->half_pitch;
+        out.scale = OUT_SCALE;
+        out.factors = a->half_scale;
+    }
+    return e != cudaSuccess ? e : wide ? heads_async_run(&next, &out) : heads_run(&next, &out, NULL);
+}
+
+extern "C" bool kcu_mla_leaves_halves(const struct kcu_mla *a)
+{
+    return mla_batch_takes(a) && takes_wide(a);
 }
 
 extern "C" uint32_t kcu_mla_tile_rows(uint32_t heads)

@@ -3,22 +3,23 @@
 #include "kernels/cuda/router.cuh"
 #include "kernels/cuda/tensor.cuh"
 
-enum { WARPS = 8, THREADS = WARPS * 32, ROWS = 16, EXPERTS = 16, PART = 32, BK = WARPS * PART, STRIDE = BK + 4, STAGES = 3, CHOOSERS = 64 };
-enum { MY_ROWS = 4, MY_EXPERTS = 2 }; /* of a lane: rows lane / 8 + 4 i, experts lane % 8 + 8 j */
+enum { WARPS = 8, THREADS = WARPS * 32, PART = 32, BK = WARPS * PART, STRIDE = BK + 4, STAGES = 3, CHOOSERS = 64 };
+enum { FEW = 16, MANY = 32, MANY_FROM = 2048 /* rows: then blocks are enough, and what limits is what they read */ };
 
-struct tile {
-    float x[ROWS][STRIDE], w[EXPERTS][STRIDE];
+/* SIDE rows and as many experts. A lane has rows lane / 8 + 4 i, experts lane % 8 + 8 j. */
+template <int SIDE> struct tile {
+    float x[SIDE][STRIDE], w[SIDE][STRIDE];
 };
 
 /* One step of the block's rows and experts, zeros behind the end of K; rows past the last repeat it. */
-static __device__ __forceinline__ void fetch(const struct kcu_route &a, uint32_t row0, uint32_t e0, uint32_t k0, tile &to)
+template <int SIDE> static __device__ __forceinline__ void fetch(const struct kcu_route &a, uint32_t row0, uint32_t e0, uint32_t k0, tile<SIDE> &to)
 {
 #pragma unroll
-    for (uint32_t i = threadIdx.x; i < (ROWS + EXPERTS) * (BK / 4); i += THREADS) {
-        const uint32_t r = i / (BK / 4), c = i % (BK / 4) * 4, row = row0 + r, e = e0 + r - ROWS;
-        const float *from = r < ROWS ? a.x + (row < a.n ? row : a.n - 1) * a.x_pitch
+    for (uint32_t i = threadIdx.x; i < 2 * SIDE * (BK / 4); i += THREADS) {
+        const uint32_t r = i / (BK / 4), c = i % (BK / 4) * 4, row = row0 + r, e = e0 + r - SIDE;
+        const float *from = r < SIDE ? a.x + (row < a.n ? row : a.n - 1) * a.x_pitch
                                      : (const float *)(a.gate.w + (size_t)(e < a.n_experts ? e : a.n_experts - 1) * a.gate.pitch);
-        float *at = r < ROWS ? &to.x[r][c] : &to.w[r - ROWS][c];
+        float *at = r < SIDE ? &to.x[r][c] : &to.w[r - SIDE][c];
         if (k0 + c < a.gate.k)
             copy_async<16>(at, from + k0 + c);
         else
@@ -26,14 +27,15 @@ static __device__ __forceinline__ void fetch(const struct kcu_route &a, uint32_t
     }
 }
 
-static __global__ void __launch_bounds__(THREADS, 2) logits_kernel(const __grid_constant__ struct kcu_route a, uint64_t *at)
+template <int SIDE> static __global__ void __launch_bounds__(THREADS, 32 / SIDE) logits_kernel(const __grid_constant__ struct kcu_route a, uint64_t *at)
 {
+    enum { MY_ROWS = SIDE / 4, MY_EXPERTS = SIDE / 8 };
     extern __shared__ __align__(16) uint8_t room[];
-    tile *tiles = (tile *)room;
+    tile<SIDE> *tiles = (tile<SIDE> *)room;
     pdl_release();
     pdl_wait();
     stamp(at);
-    const uint32_t row0 = blockIdx.y * ROWS, e0 = blockIdx.x * EXPERTS, warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane / 8, e = lane % 8,
+    const uint32_t row0 = blockIdx.y * SIDE, e0 = blockIdx.x * SIDE, warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane / 8, e = lane % 8,
                    n = (a.gate.k + BK - 1) / BK;
     float acc[MY_ROWS][MY_EXPERTS] = {};
     for (uint32_t s = 0; s < STAGES - 1; s++) {
@@ -42,7 +44,7 @@ static __global__ void __launch_bounds__(THREADS, 2) logits_kernel(const __grid_
         copies_commit();
     }
     for (uint32_t s = 0; s < n; s++) {
-        const tile &now = tiles[s % STAGES];
+        const tile<SIDE> &now = tiles[s % STAGES];
         copies_wait<STAGES - 2>();
         __syncthreads();
         if (s + STAGES - 1 < n)
@@ -67,22 +69,25 @@ static __global__ void __launch_bounds__(THREADS, 2) logits_kernel(const __grid_
                 }
         }
     }
-    float(*part)[ROWS * EXPERTS] = (float(*)[ROWS * EXPERTS])room;
+    float(*part)[SIDE * SIDE] = (float(*)[SIDE * SIDE])room;
     copies_wait<0>();
     __syncthreads(); /* the tiles have been used */
 #pragma unroll
     for (int i = 0; i < MY_ROWS; i++)
 #pragma unroll
         for (int j = 0; j < MY_EXPERTS; j++)
-            part[warp][(r + 4 * i) * EXPERTS + e + 8 * j] = acc[i][j];
+            part[warp][(r + 4 * i) * SIDE + e + 8 * j] = acc[i][j];
     __syncthreads();
-    const uint32_t row = row0 + threadIdx.x / EXPERTS, expert = e0 + threadIdx.x % EXPERTS;
-    float sum = part[0][threadIdx.x];
 #pragma unroll
-    for (int i = 1; i < WARPS; i++)
-        sum += part[i][threadIdx.x];
-    if (row < a.n && expert < a.n_experts)
-        a.p[row * a.p_pitch + expert] = sum;
+    for (uint32_t v = threadIdx.x; v < SIDE * SIDE; v += THREADS) {
+        const uint32_t row = row0 + v / SIDE, expert = e0 + v % SIDE;
+        float sum = part[0][v];
+#pragma unroll
+        for (int i = 1; i < WARPS; i++)
+            sum += part[i][v];
+        if (row < a.n && expert < a.n_experts)
+            a.p[row * a.p_pitch + expert] = sum;
+    }
 }
 
 static __global__ void __launch_bounds__(CHOOSERS) choose_kernel(const __grid_constant__ struct kcu_route a)
@@ -98,18 +103,23 @@ extern "C" bool kcu_route_many_takes(const struct kcu_route *a)
     return a->gate.type == KRN_F32 && a->gate.k % 4 == 0 && a->x_pitch % 4 == 0;
 }
 
+template <int SIDE> static cudaError_t logits(const struct kcu_launch *l, const struct kcu_route *a)
+{
+    static_assert(WARPS * SIDE * SIDE * sizeof(float) <= STAGES * sizeof(tile<SIDE>), "room for the warps' parts");
+    cudaError_t e = cudaFuncSetAttribute(logits_kernel<SIDE>, cudaFuncAttributeMaxDynamicSharedMemorySize, STAGES * sizeof(tile<SIDE>));
+    return e != cudaSuccess ? e
+                            : launch(l, logits_kernel<SIDE>, dim3((a->n_experts + SIDE - 1) / SIDE, (a->n + SIDE - 1) / SIDE), dim3(THREADS),
+                                     STAGES * sizeof(tile<SIDE>), 0, *a, l->stamp);
+}
+
 extern "C" cudaError_t kcu_route_many(const struct kcu_launch *l, const struct kcu_route *a)
 {
-    static_assert(ROWS * EXPERTS == THREADS, "a thread adds up one logit");
     if (a->n == 0)
         return cudaSuccess;
     if (a->n_experts > MAX_EXPERTS || a->n_used > MAX_USED || a->n_used > a->n_experts || a->n_groups > 32)
         return cudaErrorInvalidValue;
     struct kcu_launch next = *l;
-    cudaError_t e = cudaFuncSetAttribute(logits_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STAGES * sizeof(tile));
-    if (e == cudaSuccess)
-        e = launch(l, logits_kernel, dim3((a->n_experts + EXPERTS - 1) / EXPERTS, (a->n + ROWS - 1) / ROWS), dim3(THREADS), STAGES * sizeof(tile), 0, *a,
-                   l->stamp);
+    cudaError_t e = power_above(a->n) >= MANY_FROM ? logits<MANY>(l, a) : logits<FEW>(l, a);
     next.stamp = NULL;
     return e == cudaSuccess ? launch(&next, choose_kernel, dim3(a->n), dim3(CHOOSERS), 0, 0, *a) : e;
 }
