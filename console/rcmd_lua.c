@@ -12,6 +12,7 @@
 #include "console/paths.h"
 #include "console/rcmd_list.h"
 #include "console/rcmd_lua.h"
+#include "console/table.h"
 #include "console/tui_custom.h"
 #include "console/tui_keymap.h"
 #include "lua/scr_script.h"
@@ -20,6 +21,21 @@ static void print(void *ctx, const char *text, size_t len)
 {
     struct con *con = ctx;
     out_write(con->out, OUT_TEXT, text, len);
+}
+
+static bool table(void *ctx, const char *heads, const char *const *cells, size_t n)
+{
+    struct con *con = ctx;
+    size_t columns = 1;
+    for (const char *p = heads; *p != '\0'; p++)
+        columns += *p == '|';
+    if (columns > TABLE_MAX_COLUMNS || *heads == '\0' || n % columns != 0)
+        return false;
+    struct table *t = table_new(heads);
+    for (size_t i = 0; i < n; i++)
+        table_cell(t, "%s", cells[i]);
+    table_print(t, con->out);
+    return true;
 }
 
 static bool interrupted(void *ctx)
@@ -118,7 +134,7 @@ static enum rs_result state_of(struct con *con, struct rs_error *err)
     if (lua == NULL)
         return fail_set(err, RS_ENOTFOUND, "the Lua library is not installed (lua/rs.lua)");
     *strrchr(lua, '/') = '\0';
-    struct scr_host host = {.ctx = con, .print = print, .interrupted = interrupted, .engine = engine, .event = event, .reserved = reserved,
+    struct scr_host host = {.ctx = con, .print = print, .table = table, .interrupted = interrupted, .engine = engine, .event = event, .reserved = reserved,
                             .key = key, .unkey = unkey, .panel = panel, .panel_text = panel_text, .turns = true, .default_model = con->script_model,
                             .json_failures = js_failures};
     enum rs_result rc = scr_script_open(&host, lua, &con->script, err);

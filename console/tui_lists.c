@@ -125,7 +125,7 @@ void tui_draw_ops(struct tui *t, struct grid_rect r)
     size_t n;
     double total;
     if (ledger == NULL || json_array_size(js_at(ledger, "ops")) == 0) {
-        grid_str(&t->grid, r.y, r.x, r.w, ROLE_DIM, "no step has run yet");
+        grid_str(&t->grid, r.y, r.x, r.w, ROLE_DIM, ledger == NULL && t->data.have ? "..." : "no step has run yet"); /* it was asked for just now */
         l->n = 0;
         return;
     }

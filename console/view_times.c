@@ -242,6 +242,10 @@ static bool view_ops(struct out *o, const json_t *ops, const char *heading)
 
 void view_ledger(struct out *o, const json_t *ledger)
 {
+    if (js_int(ledger, "step", 1) == 0) { /* ops without times */
+        out_str(o, OUT_TEXT, "no step has run yet\n");
+        return;
+    }
     char *heading = xasprintf("step %lld, %s; time of the slowest rank%s\n", (long long)js_int(ledger, "step", 0), js_str(ledger, "mode", "n/a"),
                               js_bool(ledger, "simulated", false) ? " (simulated)" : "");
     if (!view_ops(o, json_object_get(ledger, "ops"), heading))

@@ -202,6 +202,22 @@ local function stats_line(s)
   return out .. (s.hash and s.hash ~= rs.null and ("  hash %s"):format(s.hash) or "")
 end
 
+-- Taps as a table that fits its window, or where there is none as lines.
+local STATS = "site|>7step|>8rank|>2n|>5min|>6max|>absmax|>3mean|>rms|9other|1hash"
+local function show_stats(rows)
+  local cells = {}
+  for _, r in ipairs(rows) do
+    local s, other = r.stats, {}
+    for _, k in ipairs{"zeros", "nan", "inf"} do
+      if (s[k] or 0) ~= 0 then other[#other + 1] = ("%s %d"):format(k, s[k]) end
+    end
+    for _, c in ipairs{r.site, ("%d"):format(r.step), r.rank and ("%d"):format(r.rank) or "all", ("%d"):format(s.n), number(s.min), number(s.max), number(s.absmax),
+                       number(s.mean), number(s.rms), table.concat(other, ", "), s.hash and s.hash ~= rs.null and s.hash or ""} do cells[#cells + 1] = c end
+  end
+  if rs.core.table(STATS, cells) then return end
+  for _, r in ipairs(rows) do print(("%-28s step %d  %s%s"):format(r.site, r.step, r.rank and ("rank %d  "):format(r.rank) or "", stats_line(r.stats))) end
+end
+
 -- "rank 3" at the end of the arguments.
 local function take_rank(args)
   local rest, rank = args:match("^(.-)%s*rank%s+(%w+)$")
@@ -214,7 +230,11 @@ local saves = {} -- site -> file that the next look is written to
 function commands.tap(args)
   if args == "" then
     local any, seen = false, {}
-    local sites = {}
+    local sites, rows = {}, {}
+    local function add(site, step, rank, stats)
+      if type(stats) == "table" and stats.n ~= nil then rows[#rows + 1] = {site = site, step = step, rank = rank, stats = stats}
+      else print(("%-28s step %d  %s%s"):format(site, step, rank and ("rank %d  "):format(rank) or "", stats_line(stats))) end
+    end
     for _, t in ipairs(rs.call("probe.list").taps) do -- what watchpoints look at is kept too, but was not asked for
       for _, s in ipairs(rs.read(t.site)) do
         if not seen[s.site] then sites[#sites + 1] = s end
@@ -225,11 +245,12 @@ function commands.tap(args)
       local r = s.records[#s.records]
       any = true
       if r == nil then print(s.site .. ": nothing yet")
-      elseif r.whole ~= nil and r.whole ~= rs.null then print(("%-28s step %d  %s"):format(s.site, r.step, stats_line(r.whole)))
+      elseif r.whole ~= nil and r.whole ~= rs.null then add(s.site, r.step, nil, r.whole)
       else
-        for _, k in ipairs(r.ranks) do print(("%-28s step %d  rank %d  %s"):format(s.site, r.step, k.rank, stats_line(k))) end
+        for _, k in ipairs(r.ranks) do add(s.site, r.step, k.rank, k) end
       end
     end
+    show_stats(rows)
     for site, file in pairs(saves) do
       local r, blob = rs.call("probe.read", {site = site, what = "copy"})
       rs.tensor.of(r, blob):save(file)

@@ -140,6 +140,30 @@ static int core_host(lua_State *L)
     return 1;
 }
 
+/* core.table(heads, cells) -> was there a place for a table? cells: strings, row by row */
+static int core_table(lua_State *L)
+{
+    const struct scr_host *host = scr_script_host(L);
+    const char *heads = luaL_checkstring(L, 1);
+    luaL_checktype(L, 2, LUA_TTABLE);
+    size_t n = lua_rawlen(L, 2);
+    if (host->table == NULL) {
+        lua_pushboolean(L, 0);
+        return 1;
+    }
+    const char **cells = lua_newuserdatauv(L, (n + 1) * sizeof *cells, 0);
+    for (size_t i = 0; i < n; i++) {
+        if (lua_rawgeti(L, 2, (lua_Integer)i + 1) != LUA_TSTRING)
+            return luaL_error(L, "cell %d is a %s, not a string", (int)i + 1, luaL_typename(L, -1));
+        cells[i] = lua_tostring(L, -1);
+        lua_pop(L, 1); /* the table holds it */
+    }
+    if (!host->table(host->ctx, heads, cells, n))
+        return luaL_error(L, "%d cells make no table of these columns", (int)n);
+    lua_pushboolean(L, 1);
+    return 1;
+}
+
 static int handle_close(lua_State *L)
 {
     struct handle *h = luaL_checkudata(L, 1, HANDLE);
@@ -667,7 +691,7 @@ int scr_core_open(lua_State *L)
     static const luaL_Reg methods[] = {{"call", handle_call}, {"next", handle_next}, {"close", handle_close}, {NULL, NULL}};
     static const luaL_Reg meta[] = {{"__gc", handle_close}, {"__close", handle_close}, {"__tostring", handle_tostring}, {NULL, NULL}};
     static const luaL_Reg functions[] = {
-        {"local_engine", core_local}, {"connect", core_connect}, {"host_engine", core_host}, {"floats", core_floats}, {"kl", core_kl},
+        {"local_engine", core_local}, {"connect", core_connect}, {"host_engine", core_host}, {"table", core_table}, {"floats", core_floats}, {"kl", core_kl},
         {"now", core_now}, {"sleep", core_sleep}, {"pause", core_pause}, {"spawn", core_spawn}, {"cancel", core_cancel}, {"running", core_running}, {"json_decode", core_decode}, {"json_encode", core_encode},
         {"default_model", core_default_model}, {"reserved", core_reserved}, {"key", core_key}, {"unkey", core_unkey},
         {"panel", core_panel}, {"panel_text", core_panel_text}, {"op_methods", scr_op_methods}, {"finally", scr_script_finally}, {"notebook", scr_notebook_new}, {NULL, NULL},

@@ -17,6 +17,9 @@ struct scr_script;
 struct scr_host {
     void *ctx;
     void (*print)(void *ctx, const char *text, size_t len);        /* print() and io.write(); NULL: stdout */
+    /* Rows in columns, in the room that there is; heads as table_new() of the console has them, NUL-terminated cells. NULL: there is no such place; false: the cells make
+     * no table. */
+    bool (*table)(void *ctx, const char *heads, const char *const *cells, size_t n);
     bool (*interrupted)(void *ctx);                                /* has the operator asked to stop? */
     void (*pump)(void *ctx);                                       /* called now and then while Lua runs, to keep a screen alive */
     struct rs_engine *(*engine)(void *ctx);                        /* the console's own engine, for scripts that run inside it */

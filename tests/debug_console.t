@@ -30,8 +30,8 @@ What is the capital of France?
 X
 tap_ok "taps and watchpoints: nothing fails" test $status = 0
 says "nothing is tapped at first" "nothing is tapped"
-says "a partial sum is told by rank" "blk.0.attn.out               step 30  rank 1  n 256"
-says "a replicated tensor once" "output.norm                  step 30  n 256"
+says "a partial sum is told by rank" "blk.0.attn.out    30     1  256"
+says "a replicated tensor once" "output.norm       30   all  256"
 says "tokens are the same" "The capital of France is Paris."
 says "a hit is told" "engine: watch 3: absmax"
 says "and kept" "first at blk.4.ffn.exps.down, step 1, rank 0"

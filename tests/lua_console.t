@@ -32,6 +32,13 @@ console <<'X'
 X
 says "an error has its place" "prompt:1: oh"
 
+console <<'X'
+=rs.core.table("name|>n", {"first", "1", "second", "20"})
+=rs.core.table("name|>n", {"first"})
+X
+says "rows stand in columns" "  second  20"
+says "a table with a hole is refused" "1 cells make no table"
+
 mkdir -p "$XDG_CONFIG_HOME/rankscope"
 cat >"$XDG_CONFIG_HOME/rankscope/init.lua" <<'X'
 rs.cmd.add("double", function(args) print("twice: " .. args .. args) end, "say it twice")
