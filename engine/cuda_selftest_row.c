@@ -330,9 +330,9 @@ void cuda_selftest_row(struct check *t)
     check_product(t, KRN_Q8_0);
     check_product(t, KRN_Q5_K);
     check_choice(t, LOCAL, true, true);
+    check_choice(t, 64, true, true); /* most experts elsewhere */
     if (t->small)
         return;
     check_choice(t, LOCAL, false, false);
-    check_choice(t, 64, true, true);
     check_choice(t, 256, true, false);
 }
