@@ -529,7 +529,7 @@ void cuda_selftest_many(struct check *t)
         check_route_many(t, 20, 64, 4, 1, true);
         check_mixed(t, 5, 64, 20, 0, 60, FAST);
         check_mixed(t, 20, 64, 10, 9, 60, FAST);
-        check_mixed(t, 4, 64, 40, 2, 60, FAST); /* asynchronous tensor cores */
+        check_mixed(t, 20, 64, 40, 2, 60, FAST); /* asynchronous tensor cores */
         check_mixed(t, 16, 64, 9, 5, 150, FIXED);
         check_mixed(t, 5, 64, 70, 3, 150, EXPANDED);
         check_sparse(t, 8, 20, 16, FAST);
