@@ -32,20 +32,6 @@ template <int ID, int N> static __device__ __forceinline__ void group_sync()
 {
     asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(N) : "memory");
 }
-
-/* Arrive, and the round is not over before so many bytes of bulk copies have come, too. */
-static __device__ __forceinline__ void barrier_expect(uint64_t *b, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_of(b)), "r"(bytes) : "memory");
-}
-
-/* Is it over? */
-static __device__ __forceinline__ bool barrier_passed(uint64_t *b, uint32_t parity)
-{
-    uint32_t yes;
-    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(yes) : "r"(smem_of(b)), "r"(parity) : "memory");
-    return yes != 0;
-}
 #endif
 
 #endif

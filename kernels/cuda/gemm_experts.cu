@@ -182,10 +182,10 @@ template <int T> static __device__ __forceinline__ uint2 scales_of(const uint8_t
     return make_uint2(a, fma2(sub2(__byte_perm(mn, 0x64646464u, pick), 0x64006400u), least, mul2(a, T == KRN_Q5_K ? 0x5c004c00u : 0x58004800u))); /* 16, 256; 8, 128 */
 }
 
-/* 64 columns of this warp's 16 weight rows times the tile, in two groups of products. last: nothing is under way afterwards. */
+/* 64 columns of this warp's 16 weight rows times the tile, in two groups of products. After the last of a box nothing is under way. */
 template <int T, int N>
-static __device__ __forceinline__ void multiply(const uint8_t *a0, const uint8_t *mine, uint32_t u, uint32_t x, uint32_t more, const uint32_t high[2][2], uint2 &own,
-                                                float acc[N / 2])
+static __device__ __forceinline__ void multiply(const uint8_t *a0, const uint8_t *mine, uint32_t u, uint32_t x, uint32_t more, const uint32_t high[2][2],
+                                                uint2 &own, float acc[N / 2])
 {
     typedef room<T> R;
     typedef typename R::S S;
