@@ -18,7 +18,7 @@
 /* How the columns are shown at a width. */
 struct fit {
     size_t width[TABLE_MAX_COLUMNS];
-    bool shown[TABLE_MAX_COLUMNS], cut[TABLE_MAX_COLUMNS];
+    bool shown[TABLE_MAX_COLUMNS], cut[TABLE_MAX_COLUMNS], empty[TABLE_MAX_COLUMNS];
 };
 
 struct table *table_new(const char *heads)
@@ -94,6 +94,18 @@ static void cut(struct fit *f, size_t c, size_t by, size_t *excess)
     *excess -= by;
 }
 
+/* Columns that say nothing in any row go first, and nobody misses them. */
+static void drop_empty(const struct table *t, struct fit *f)
+{
+    for (size_t c = 0; c < t->columns; c++) {
+        bool empty = t->leaves[c] != 0;
+        for (size_t i = t->columns + c; i < t->n_cells && empty; i += t->columns)
+            empty = t->cells[i][0] == '\0';
+        f->shown[c] = f->shown[c] && !empty;
+        f->empty[c] = empty;
+    }
+}
+
 /* Make the table as narrow as `columns`: shorten if that is enough, else leave something out and try again. Where nothing is left that may go,
  * the columns at the right lose what is too much, so that no row wraps. */
 static void fit_into(const struct table *t, size_t columns, struct fit *f)
@@ -165,9 +177,9 @@ static void say_missing(const struct table *t, const struct fit *f, size_t colum
 {
     struct buf out = {0}, shorter = {0};
     for (size_t c = 0; c < t->columns; c++) {
-        if (!f->shown[c])
+        if (!f->shown[c] && !f->empty[c])
             name(&out, t->cells[c], "without ");
-        else if (f->cut[c])
+        else if (f->shown[c] && f->cut[c])
             name(&shorter, t->cells[c], "shortened: ");
     }
     if (out.len > 0 || shorter.len > 0)
@@ -217,6 +229,7 @@ void table_print(struct table *t, struct out *o)
     } else if (t->keys > 0) {
         print_folded(t, &f, columns, o);
     } else {
+        drop_empty(t, &f);
         fit_into(t, columns, &f);
         print_rows(t, &f, o);
         say_missing(t, &f, columns, o);

@@ -352,6 +352,19 @@ static void test_table_width(void)
              "table: one that folds goes on below");
 }
 
+static void test_table_empty(void)
+{
+    struct out o = {.write = keep, .columns = width};
+    struct table *t = table_new("name|1first|9other");
+    s_width = 18;
+    table_cell(t, "a");
+    table_cell(t, "one, two");
+    table_cell(t, "%s", "");
+    table_print(t, &o);
+    tap_eq_str(s_printed.text, "  name  first\n  a     one, two\n", "table: a column that says nothing goes first, unnoticed");
+    buf_fini(&s_printed);
+}
+
 /* Each command is in one group, and no name means two things. */
 static void test_groups(void)
 {
@@ -398,6 +411,7 @@ int main(void)
     test_units();
     test_table();
     test_table_width();
+    test_table_empty();
     test_groups();
     return tap_done();
 }
