@@ -66,7 +66,7 @@ static __device__ __forceinline__ task task_of(const experts &p, uint32_t i)
 }
 
 struct barriers {
-    uint64_t w_full[MOST_W], w_empty[MOST_W], x_full[MOST_X], x_empty[MOST_X], lists[2];
+    uint64_t w_full[MOST_W], w_empty[MOST_W], x_full[MOST_X], x_empty[MOST_X], lists[2], read[2];
 };
 
 /* Of two tiles in turn: where rows of results go and what they are multiplied by. */
@@ -113,7 +113,8 @@ template <int T> static __device__ __forceinline__ void bring_weights(const expe
     }
 }
 
-/* Activations, and where results go. Rows past the end of a tile repeat its last: computed, never stored. */
+/* Activations, and where results go. Rows past the end of a tile repeat its last: computed, never stored. Where all of K fits into the ring one would be
+ * several pieces ahead: a list is written again only when all have read the one before the last. */
 template <int T> static __device__ __forceinline__ void bring_rows(const experts &p, uint32_t n, uint8_t *smem, barriers &b, lists &l)
 {
     typedef room<T> R;
@@ -121,10 +122,12 @@ template <int T> static __device__ __forceinline__ void bring_rows(const experts
     static_assert(LINES == 8, "the same place within eight rows");
     const uint32_t me = threadIdx.x - WORKERS - COPIERS, to_x = R::NW * R::W_BYTES + wgmma_place(me / 8, me % 8);
     ring<R::NX> x = {0, 0};
-    uint32_t turn = 0;
-    for (uint32_t i = blockIdx.x; i < n; i += gridDim.x, turn ^= 1) {
+    uint32_t piece = 0;
+    for (uint32_t i = blockIdx.x; i < n; i += gridDim.x, piece++) {
         const task t = task_of(p, i);
-        const uint32_t rows = (t.count + 15) / 16 * 16;
+        const uint32_t rows = (t.count + 15) / 16 * 16, turn = piece % 2;
+        if (piece >= 2)
+            barrier_wait(&b.read[turn], (piece / 2 - 1) & 1);
         for (uint32_t r = me; r < rows; r += COPIERS) {
             const uint32_t e = t.first + (r < t.count ? r : t.count - 1);
             l.in[turn][r] = (uint32_t)p.from[e] * (uint32_t)(p.h_pitch / 8);
@@ -259,12 +262,13 @@ static __device__ __forceinline__ void work(const experts &p, const uint8_t *sme
 }
 
 template <int T, int N>
-static __device__ __forceinline__ void run(const experts &p, uint32_t i, const uint8_t *smem, barriers &b, const lists &l, uint32_t turn, ring<room<T>::NW> &w,
+static __device__ __forceinline__ void run(const experts &p, uint32_t i, const uint8_t *smem, barriers &b, const lists &l, uint32_t piece, ring<room<T>::NW> &w,
                                            ring<room<T>::NX> &x)
 {
     float acc[N / 2] = {}; /* without a beginning they would be kept from piece to piece, those of all sizes */
     work<T, N>(p, smem, b, w, x, acc);
-    barrier_wait(&b.lists[turn % 2], turn / 2 & 1);
+    const uint32_t turn = piece % 2;
+    barrier_wait(&b.lists[turn], piece / 2 & 1);
     const task t = task_of(p, i); /* again: registers are short meanwhile */
     const uint32_t lane = threadIdx.x % 32, row0 = t.row0 + threadIdx.x / 32 * 8 + lane / 4, row1 = row0 + p.second0;
     const bool in0 = row0 < p.rows, in1 = row1 < p.rows, acts = p.act != nullptr && in0;
@@ -275,8 +279,8 @@ static __device__ __forceinline__ void run(const experts &p, uint32_t i, const u
             const uint32_t col = v / 4 * 8 + lane % 4 * 2 + c;
             if (col >= t.count)
                 continue;
-            const size_t out = (size_t)l.out_row[turn % 2][col];
-            const float scale = l.scale[turn % 2][col], first = acc[v + c] * scale, second = acc[v + 2 + c] * scale;
+            const size_t out = (size_t)l.out_row[turn][col];
+            const float scale = l.scale[turn][col], first = acc[v + c] * scale, second = acc[v + 2 + c] * scale;
             if (acts)
                 p.act[out * p.act_pitch + row0] = silu(first) * second;
             if (in0 && p.y[0] != nullptr)
@@ -284,6 +288,9 @@ static __device__ __forceinline__ void run(const experts &p, uint32_t i, const u
             if (in1 && p.y[1] != nullptr)
                 p.y[1][out * p.y_pitch + row1] = second;
         }
+    __syncwarp();
+    if (lane == 0)
+        barrier_arrive(&b.read[turn]);
 }
 #endif
 
@@ -303,8 +310,10 @@ template <int T> static __global__ void __launch_bounds__(THREADS, 1) experts_ke
         barrier_init(&b.w_full[threadIdx.x], COPIERS);
         barrier_init(&b.w_empty[threadIdx.x], WORKERS / 32);
     }
-    if (threadIdx.x < 2)
+    if (threadIdx.x < 2) {
         barrier_init(&b.lists[threadIdx.x], COPIERS);
+        barrier_init(&b.read[threadIdx.x], WORKERS / 32);
+    }
     pdl_release();
     pdl_wait();
     stamp(at);
@@ -323,21 +332,21 @@ template <int T> static __global__ void __launch_bounds__(THREADS, 1) experts_ke
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)OWN_REGS));
     ring<R::NW> w = {0, 0};
     ring<R::NX> x = {0, 0};
-    uint32_t turn = 0;
-    for (uint32_t i = blockIdx.x; i < n; i += gridDim.x, turn++) {
+    uint32_t piece = 0;
+    for (uint32_t i = blockIdx.x; i < n; i += gridDim.x, piece++) {
         const uint32_t c = (task_of(p, i).count + 15) / 16;
         if (c <= 1)
-            run<T, 16>(p, i, smem, b, l, turn, w, x);
+            run<T, 16>(p, i, smem, b, l, piece, w, x);
         else if (c == 2)
-            run<T, 32>(p, i, smem, b, l, turn, w, x);
+            run<T, 32>(p, i, smem, b, l, piece, w, x);
         else if (c == 3)
-            run<T, 48>(p, i, smem, b, l, turn, w, x);
+            run<T, 48>(p, i, smem, b, l, piece, w, x);
         else if (c == 4)
-            run<T, 64>(p, i, smem, b, l, turn, w, x);
+            run<T, 64>(p, i, smem, b, l, piece, w, x);
         else if (c == 5)
-            run<T, 80>(p, i, smem, b, l, turn, w, x);
+            run<T, 80>(p, i, smem, b, l, piece, w, x);
         else
-            run<T, 96>(p, i, smem, b, l, turn, w, x);
+            run<T, 96>(p, i, smem, b, l, piece, w, x);
     }
 #endif
 }
