@@ -88,6 +88,8 @@ static void console_command(const struct rcmd_entry *e)
     putchar('\n');
     put(e->help != NULL ? e->help : e->summary);
     fputs(e->help != NULL ? "\n" : ".\n", stdout);
+    if (e->also != NULL)
+        printf("Short: %s.\n", e->also);
 }
 
 static void console_commands(void)

@@ -113,6 +113,18 @@ const struct rcmd_entry *rcmd_exact(const char *name)
     return NULL;
 }
 
+/* Is name one of the words, which blanks separate? */
+static bool among(const char *words, const char *name, size_t len)
+{
+    while (words != NULL && len > 0) {
+        const size_t n = strcspn(words, " ");
+        if (n == len && memcmp(words, name, n) == 0)
+            return true;
+        words = words[n] == ' ' ? words + n + 1 : NULL;
+    }
+    return false;
+}
+
 const struct rcmd_entry *rcmd_find(const char *name, struct rs_error *err)
 {
     const struct rcmd_entry *found = NULL;
@@ -122,7 +134,7 @@ const struct rcmd_entry *rcmd_find(const char *name, struct rs_error *err)
     struct near near;
     near_init(&near, name, len);
     for (size_t i = 0; rcmd_table[i] != NULL; i++) {
-        if (strcmp(rcmd_table[i]->name, name) == 0) {
+        if (strcmp(rcmd_table[i]->name, name) == 0 || among(rcmd_table[i]->also, name, len)) {
             buf_fini(&names);
             return rcmd_table[i];
         }

@@ -30,6 +30,7 @@ struct rcmd_group {
 
 struct rcmd_entry {
     const char *name; /* without the slash */
+    const char *also; /* short words that mean it too, however many others begin so, separated by blanks; or NULL */
     enum rcmd_about group;
     const char *args; /* for the usage line; "" when it takes none */
     const char *summary;

@@ -31,13 +31,13 @@ static enum rs_result exec_go(const struct rcmd_entry *self, struct con *con, co
 }
 
 const struct rcmd_entry rcmd_continue_entry = {
-    .name = "continue", .group = RCMD_DEBUGGER, .args = "", .summary = "let a stopped engine run on", .exec = exec_go,
+    .name = "continue", .also = "c cont", .group = RCMD_DEBUGGER, .args = "", .summary = "let a stopped engine run on", .exec = exec_go,
 };
 const struct rcmd_entry rcmd_step_entry = {
-    .name = "step", .group = RCMD_DEBUGGER, .args = "[N]", .summary = "run the next op, or N, and stop again", .exec = exec_go,
+    .name = "step", .also = "s", .group = RCMD_DEBUGGER, .args = "[N]", .summary = "run the next op, or N, and stop again", .exec = exec_go,
 };
 const struct rcmd_entry rcmd_next_entry = {
-    .name = "next", .group = RCMD_DEBUGGER, .args = "", .summary = "run to the first op of the next layer", .exec = exec_go,
+    .name = "next", .also = "n", .group = RCMD_DEBUGGER, .args = "", .summary = "run to the first op of the next layer", .exec = exec_go,
 };
 const struct rcmd_entry rcmd_where_entry = {
     .name = "where", .group = RCMD_DEBUGGER, .args = "", .summary = "where the engine is stopped", .exec = by_lua,
@@ -71,6 +71,7 @@ const struct rcmd_entry rcmd_watch_entry = {
 };
 const struct rcmd_entry rcmd_break_entry = {
     .name = "break",
+    .also = "b",
     .group = RCMD_DEBUGGER,
     .lists = true,
     .args = "[SITES [before|after] [if COND] [rank R] | del [ID]]",

@@ -103,6 +103,8 @@ static void explain(struct con *con, const struct rcmd_entry *e)
 {
     out_printf(con->out, OUT_HEADING, "/%s%s%s\n", e->name, *e->args ? " " : "", e->args);
     out_printf(con->out, OUT_TEXT, "%s\n", e->help != NULL ? e->help : e->summary);
+    if (e->also != NULL)
+        out_printf(con->out, OUT_NOTE, "short: %s\n", e->also);
 }
 
 /* A name in full counts before one cut short, and a slash says that a command is meant. */

@@ -101,6 +101,8 @@ out=$("$abs_builddir/rankscope" -e 'rs.model.open{ranks = 2} rs.brk.add("blk.1.f
 tap_eq "a tensor of the very first step can be read" "$out" "256	1"
 
 refuses "/continue without a stop" /continue "the engine is not stopped"
+refuses "/cont is short for it, /control or not" /cont "the engine is not stopped"
+refuses "/s is short for /step" /s "the engine is not stopped"
 refuses "/step 0" "/step 0" "usage: /step [N]"
 refuses "/watch without a condition" "/watch blk.0" "usage: /watch"
 refuses "/print of nothing that is there" "/print nonsense" "error: no step has run yet"
