@@ -16,7 +16,7 @@ n_servers=0
 tm() {
     tmux -u -S "$TEST_SCRATCH/tm$n_servers" -f /dev/null "$@" 2>>tm.err
 }
-trap 'tm kill-server' EXIT
+trap 'for s in "$TEST_SCRATCH"/tm[0-9]*; do tmux -S "$s" kill-server; done 2>>tm.err' EXIT
 
 # run WxH COMMAND: in a new terminal, with what "stty -g" says before and after in files, and the exit status
 run() {
