@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -45,16 +46,17 @@ static void *watch_signals(void *arg)
     const char *name = arg;
     for (;;) {
         struct pollfd p = {.fd = sig_fd(), .events = POLLIN};
-        if (poll(&p, 1, -1) <= 0 || !(sig_take() & (SIG_BIT_INT | SIG_BIT_TERM)))
+        unsigned bits = poll(&p, 1, -1) > 0 ? sig_take() & (SIG_BIT_INT | SIG_BIT_TERM) : 0;
+        if (bits == 0)
             continue;
         struct rs_engine *e;
-        if (rs_engine_connect(name, &e, NULL) == RS_OK) {
-            char hello[96]; /* whoever is in control: a signal is not asked for leave */
-            snprintf(hello, sizeof hello, "{\"protocol\":%d,\"client\":\"signal\",\"take\":true}", RS_PROTOCOL);
-            if (rs_request(e, "hello", hello, STOP_MS, NULL, NULL) == RS_OK)
-                rs_request(e, "stop", NULL, STOP_MS, NULL, NULL);
-            rs_engine_close(e);
-        }
+        if (rs_engine_connect(name, &e, NULL) != RS_OK) /* nobody can ask it any more: its socket went with the user's runtime folder, say */
+            sig_die(bits & SIG_BIT_TERM ? SIGTERM : SIGINT);
+        char hello[96]; /* whoever is in control: a signal is not asked for leave */
+        snprintf(hello, sizeof hello, "{\"protocol\":%d,\"client\":\"signal\",\"take\":true}", RS_PROTOCOL);
+        if (rs_request(e, "hello", hello, STOP_MS, NULL, NULL) == RS_OK)
+            rs_request(e, "stop", NULL, STOP_MS, NULL, NULL);
+        rs_engine_close(e);
     }
     return NULL;
 }

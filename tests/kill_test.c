@@ -349,6 +349,22 @@ static void asked(int sig, bool busy)
     rs_engine_close(e);
 }
 
+/* A logout removes the user's runtime folder: nobody reaches the engine then, and a signal must still end it. */
+static void unreachable(void)
+{
+    char dir[3000], aside[3100];
+    pid_t pid = start_engine();
+    snprintf(dir, sizeof dir, "%s/rankscope", getenv("XDG_RUNTIME_DIR"));
+    snprintf(aside, sizeof aside, "%s.aside", dir);
+    const bool moved = pid > 0 && rename(dir, aside) == 0 && kill(pid, SIGTERM) == 0;
+    const int status = moved ? ended(pid) : -1;
+    tap_ok(status >= 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM, "SIGTERM ends an engine whose socket is gone");
+    rename(aside, dir);
+    char *list = NULL;
+    tap_ok(rs_engine_list(&list, NULL) == RS_OK && sockets() == 0, "and listing removes what it left");
+    free(list);
+}
+
 /* A socket's address holds 107 bytes: engines in a deeper folder must be reached all the same, and only those of that folder. */
 static void deep(void)
 {
@@ -396,6 +412,7 @@ int main(void)
     tap_eq_int(sockets(), 0, "listing removed the dead socket");
     asked(SIGTERM, true);
     asked(SIGTERM, false);
+    unreachable();
     asked(SIGINT, true);
     deep();
     tap_eq_int(count_entries("/dev/shm", "rankscope"), shm, "no shared memory is left");
