@@ -180,15 +180,19 @@ static char *site_word(const char *site, const char *typed)
     return xasprintf("%.*s%.*s", (int)(typed - start), start, (int)(m + (site[m] == '.')), site);
 }
 
-/* Sites of the loaded program; the first `before` bytes of typed stand before the pattern. */
-static void offer_sites(struct con *con, struct complete *c, const char *typed, size_t before)
+/* Sites of the loaded program; the first `before` bytes of typed stand before the pattern. names: a beginning without a dot may be that of sites' last names too. */
+static void offer_sites(struct con *con, struct complete *c, const char *typed, size_t before, bool names)
 {
+    names = names && typed[before] != '\0' && strpbrk(typed + before, ".*?") == NULL;
     json_t *reply;
     if (con->engine == NULL || con->lost || con->await_id != 0 || con_request(con, "program", NULL, &reply, NULL) != RS_OK)
         return;
     const json_t *ops = json_object_get(reply, "ops");
     for (size_t i = 0; i < json_array_size(ops); i++) {
-        char *word = site_word(js_str(json_array_get(ops, i), "site", ""), typed + before);
+        const char *site = js_str(json_array_get(ops, i), "site", ""), *dot = strrchr(site, '.');
+        char *word = site_word(site, typed + before);
+        if (names && dot != NULL)
+            offer(c, typed, xasprintf("%.*s%s", (int)before, typed, dot + 1));
         if (word != NULL)
             offer(c, typed, xasprintf("%.*s%s", (int)before, typed, word));
         free(word);
@@ -257,7 +261,7 @@ static void offer_args(struct con *con, struct complete *c, const struct rcmd_en
         else if (!first && strncmp(args, "list ", 5) == 0)
             offer_slot_names(con, c, typed);
         else if (strchr(typed, '@') != NULL)
-            offer_sites(con, c, typed, (size_t)(strchr(typed, '@') - typed) + 1);
+            offer_sites(con, c, typed, (size_t)(strchr(typed, '@') - typed) + 1, false);
         else if (first || strncmp(args, "set ", 4) == 0)
             offer_slots(con, c, typed, 0);
         break;
@@ -269,8 +273,9 @@ static void offer_args(struct con *con, struct complete *c, const struct rcmd_en
         offer_config(con, c, typed, e->complete == RCMD_COMPLETE_LEVELS);
         break;
     case RCMD_COMPLETE_SITE:
+    case RCMD_COMPLETE_SITES:
         if (first)
-            offer_sites(con, c, typed, 0);
+            offer_sites(con, c, typed, 0, e->complete == RCMD_COMPLETE_SITES);
         offer_words(c, typed, first ? e->words : e->later);
         break;
     case RCMD_COMPLETE_SETTING: offer_settings(c, typed); break;

@@ -15,6 +15,7 @@ enum rcmd_complete {
     RCMD_COMPLETE_CONFIG,  /* words, settings and slots, joined by commas */
     RCMD_COMPLETE_LEVELS,  /* settings and slots, each with several levels */
     RCMD_COMPLETE_SITE,    /* a site or one of the words, then the later words */
+    RCMD_COMPLETE_SITES,   /* the same, and names that many sites share */
     RCMD_COMPLETE_SETTING, /* NAME=VALUE */
     RCMD_COMPLETE_COMMAND,
     RCMD_COMPLETE_LUA,

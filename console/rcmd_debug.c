@@ -48,14 +48,14 @@ const struct rcmd_entry rcmd_tap_entry = {
     .lists = true,
     .args = "[SITES] [stats|hash|values N|save FILE.npy] [rank R]",
     .summary = "keep statistics of what ops write, or show what was kept",
-    .help = "SITES is a glob, as in blk.*.attn.out. Steps stay graphs and tokens the same. /tap alone shows the last step of every tapped site; /untap takes taps "
+    .help = "SITES is a glob, as in blk.*.attn.out, or a bare name: allreduce is *.allreduce. Steps stay graphs and tokens the same. /tap alone shows the last step of every tapped site; /untap takes taps "
             "away. save writes the whole tensor of the next step that is shown.",
-    .complete = RCMD_COMPLETE_SITE,
+    .complete = RCMD_COMPLETE_SITES,
     .later = "stats|hash|values|save|rank",
     .exec = by_lua,
 };
 const struct rcmd_entry rcmd_untap_entry = {
-    .name = "untap", .group = RCMD_FIGURES, .args = "[SITES]", .summary = "take taps away", .complete = RCMD_COMPLETE_SITE, .exec = by_lua,
+    .name = "untap", .group = RCMD_FIGURES, .args = "[SITES]", .summary = "take taps away", .complete = RCMD_COMPLETE_SITES, .exec = by_lua,
 };
 const struct rcmd_entry rcmd_watch_entry = {
     .name = "watch",
@@ -64,7 +64,7 @@ const struct rcmd_entry rcmd_watch_entry = {
     .args = "[SITES if CONDITION [stop] | del [ID]]",
     .summary = "watch for trouble in what ops write",
     .help = "CONDITION: nan, inf, allzero, constant, absmax>X, drift>X, rankdiff. A hit is told here; with stop it holds the engine. /watch alone lists them.",
-    .complete = RCMD_COMPLETE_SITE,
+    .complete = RCMD_COMPLETE_SITES,
     .words = "del",
     .later = "if|nan|inf|allzero|constant|absmax>|drift>|rankdiff|stop|rank",
     .exec = by_lua,
@@ -76,9 +76,9 @@ const struct rcmd_entry rcmd_break_entry = {
     .lists = true,
     .args = "[SITES [before|after] [if COND] [rank R] | del [ID]]",
     .summary = "stop at ops",
-    .help = "COND is an expression over step, pos, token, rows, prompt, layer, op, rank, min, max, absmax, mean, rms, zeros, nan, inf. Steps run eager while a "
+    .help = "SITES is a glob, as in blk.2.*, or a bare name: allreduce is *.allreduce. COND is an expression over step, pos, token, rows, prompt, layer, op, rank, min, max, absmax, mean, rms, zeros, nan, inf. Steps run eager while a "
             "breakpoint is armed. While the engine is stopped: /where, /print, /poke, /step, /next, /continue. /break alone lists them.",
-    .complete = RCMD_COMPLETE_SITE,
+    .complete = RCMD_COMPLETE_SITES,
     .words = "del",
     .later = "before|after|if|rank",
     .exec = by_lua,

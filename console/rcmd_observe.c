@@ -73,12 +73,14 @@ const struct rcmd_entry rcmd_allreduce_entry = {
     .exec = exec_allreduce,
 };
 
-/* Leave the ops whose site fits; returns how many. */
+/* Leave the ops whose site fits, or has this last name; returns how many. */
 static size_t keep_sites(json_t *ops, const char *glob)
 {
-    for (size_t i = json_array_size(ops); i-- > 0;)
-        if (fnmatch(glob, js_str(json_array_get(ops, i), "site", ""), 0) != 0)
+    for (size_t i = json_array_size(ops); i-- > 0;) {
+        const char *site = js_str(json_array_get(ops, i), "site", ""), *dot = strrchr(site, '.');
+        if (fnmatch(glob, site, 0) != 0 && (dot == NULL || strcmp(dot + 1, glob) != 0))
             json_array_remove(ops, i);
+    }
     return json_array_size(ops);
 }
 
@@ -112,8 +114,8 @@ const struct rcmd_entry rcmd_ledger_entry = {
     .summary = "what ran for each op of the last step, and why",
     .help = "Ops that differ in nothing but their layer are one line, with the sum of their times, of the weights and cache that they had to read "
             "(on a GPU with what their launch computed besides), and the rate of that. With N only the first N ops of the step "
-            "are looked at, with SITES (blk.*.attn.norm) those at sites like it.",
-    .complete = RCMD_COMPLETE_SITE,
+            "are looked at, with SITES (blk.*.attn.norm, or a bare name: allreduce) those at sites like it.",
+    .complete = RCMD_COMPLETE_SITES,
     .exec = exec_ledger,
 };
 

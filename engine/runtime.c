@@ -174,10 +174,29 @@ static unsigned likeness(const char *glob, const struct op *op)
     return 1 + (sscanf(glob, "blk.%d", &layer) == 1 && layer == op->layer);
 }
 
+/* The sites that a name without stars may stand for: all of that last name ("allreduce"), or all below it ("blk.2"). */
+static uint32_t pattern_of(const struct runtime *rt, uint32_t n_ops, const char *name, char *pattern, size_t size)
+{
+    static const char *const AROUND[][2] = {{"*.", ""}, {"", ".*"}};
+    for (size_t k = 0; k < 2 && strpbrk(name, "*?") == NULL; k++) {
+        uint32_t n = 0;
+        snprintf(pattern, size, "%s%.60s%s", AROUND[k][0], name, AROUND[k][1]);
+        for (uint32_t i = 0; i < n_ops; i++)
+            n += plan_glob(pattern, runtime_op(rt, i)->site);
+        if (n > 1)
+            return n;
+    }
+    return 0;
+}
+
 enum rs_result runtime_no_site(const struct runtime *rt, uint32_t n_ops, const char *glob, struct rs_error *err)
 {
     const char *best = NULL;
+    char pattern[80];
     unsigned most = 0;
+    uint32_t n = pattern_of(rt, n_ops, glob, pattern, sizeof pattern);
+    if (n > 1)
+        return error_set(err, RS_ENOTFOUND, "no site is called '%.60s' (did you mean %s, which is %u sites?)", glob, pattern, n);
     for (uint32_t i = 0; i < n_ops; i++) {
         unsigned like = likeness(glob, runtime_op(rt, i));
         if (like > most) {

@@ -225,6 +225,17 @@ local function take_rank(args)
   return rest, math.tointeger(tonumber(rank)) or rank
 end
 
+-- A bare name means every op of that name, as a debugger takes the name of a function: "allreduce" is "*.allreduce". Patterns and whole sites stay what they are.
+local function sites_of(name)
+  if not name or name:find("[.*?]") then return name end
+  local some = false
+  for _, op in ipairs(rs.call("program").ops) do
+    if op.site == name then return name end
+    some = some or op.site:sub(-#name - 1) == "." .. name
+  end
+  return some and "*." .. name or name
+end
+
 local saves = {} -- site -> file that the next look is written to
 
 function commands.tap(args)
@@ -263,6 +274,7 @@ function commands.tap(args)
   local rest, rank = take_rank(args)
   local site, what, more = rest:match("^(%S+)%s*(%S*)%s*(.*)$")
   local o = {rank = rank}
+  site = sites_of(site)
   if what == "values" then o.what, o.n = "values", math.tointeger(tonumber(more)) or error("/tap: values N expected", 0)
   elseif what == "save" then
     if more == "" then error("/tap: save FILE.npy expected", 0) end
@@ -272,7 +284,7 @@ function commands.tap(args)
   print(("tap %d on %s sites"):format(t.id, tostring(t.sites)))
 end
 
-function commands.untap(args) print(("%s taken away"):format(tostring(rs.untap(args ~= "" and (math.tointeger(tonumber(args)) or args) or nil)))) end
+function commands.untap(args) print(("%s taken away"):format(tostring(rs.untap(args ~= "" and (math.tointeger(tonumber(args)) or sites_of(args)) or nil)))) end
 
 function commands.watch(args)
   if args == "" then
@@ -290,7 +302,7 @@ function commands.watch(args)
   local rest, rank = take_rank(args)
   local site, cond, stop = rest:match("^(%S+)%s+if%s+(%S+)%s*(%a*)$")
   if not site or (stop ~= "" and stop ~= "stop") then error("usage: /watch SITES if CONDITION [stop] [rank R], /watch del [ID], or /watch", 0) end
-  print(("watchpoint %d"):format(rs.watch(cond, {site = site, rank = rank, action = stop == "stop" and "stop" or nil})))
+  print(("watchpoint %d"):format(rs.watch(cond, {site = sites_of(site), rank = rank, action = stop == "stop" and "stop" or nil})))
 end
 
 commands["break"] = function(args)
@@ -311,7 +323,9 @@ commands["break"] = function(args)
   local site, when = rest:match("^(%S+)%s*(%a*)$")
   if not site then error("usage: /break SITES [before|after] [if COND] [rank R]", 0) end
   o.when = when ~= "" and when or nil
-  print(("breakpoint %d"):format(rs.brk.add(site, o)))
+  site = sites_of(site)
+  local id, sites = rs.brk.add(site, o)
+  print(("breakpoint %d%s"):format(id, sites > 1 and (" at %d sites, %s"):format(sites, site) or ""))
 end
 
 function commands.where()

@@ -85,10 +85,12 @@ rs.brk = {}
 ---@param site string glob
 ---@param opts? table
 ---@return integer id
+---@return integer sites how many sites the pattern names
 ---> local id = rs.brk.add("blk.2.ffn.router", {cond = "pos == 999999"}); rs.brk.del(id)
 function rs.brk.add(site, opts)
   want("rs.brk.add", "site", site, "string")
-  return rs.call("break.add", copy(options("rs.brk.add", opts, {"when", "cond", "rank"}), {site = site})).id
+  local r = rs.call("break.add", copy(options("rs.brk.add", opts, {"when", "cond", "rank"}), {site = site}))
+  return r.id, r.sites
 end
 
 --- Take one away, or all.

@@ -218,6 +218,8 @@ static void test_complete(void)
     completes(&con, "/patch set mla=off @blk.5", "");
     completes(&con, "/patch set mla=off @blk.1.attn.al", "@blk.1.attn.allreduce");
     completes(&con, "/break o", "output.");
+    completes(&con, "/break allr", "allreduce");
+    completes(&con, "/print allr", "");
     completes(&con, "/break output.n", "output.norm");
     completes(&con, "/tap blk.*.attn.no", "blk.*.attn.norm");
     completes(&con, "/tap blk.0.attn.norm s", "save stats");

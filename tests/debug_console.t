@@ -137,4 +137,25 @@ says "and so does done" "task 2: done"
 refuses "/tap of a kind of op" "/tap blk.3.moe_down" "no site matches 'blk.3.moe_down' (did you mean blk.3.ffn.exps.down?)"
 refuses "/break without the middle of the name" "/break blk.2.mla" "(did you mean blk.2.attn.mla?)"
 refuses "/tap of nothing" "/tap nonsense" "the ledger lists them"
+refuses "/break of a whole layer" "/break blk.2" "(did you mean blk.2.*, which is 20 sites?)"
+refuses "a name that many ops share is a pattern elsewhere" '/lua rs.brk.add("allreduce")' "(did you mean *.allreduce, which is 13 sites?)"
+
+console <<'X'
+/break allreduce rank 0
+/watch router if nan
+/tap allreduce
+Hi
+/step
+/untap allreduce
+/break del
+/continue
+/ledger router
+X
+tap_ok "bare names: nothing fails" test $status = 0
+says "a bare name breaks at all of that name" "breakpoint 1 at 13 sites, *.allreduce"
+says "and stops at the first" "stopped after embed.allreduce"
+says "it taps them" "tap 2 on 16 sites"
+says "and unties them" "1 taken away"
+says "and is a row of the ledger" "blk.*.ffn.router"
+tap_ok "and nothing else is" sh -c 'case $1 in *ffn.norm*) false ;; esac' - "$out"
 tap_done

@@ -381,6 +381,7 @@ function rs.watches() end
 ---@param site string glob
 ---@param opts? table
 ---@return integer id
+---@return integer sites how many sites the pattern names
 function rs.brk.add(site, opts) end
 
 ---Take one away, or all.
