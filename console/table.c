@@ -26,7 +26,7 @@ struct table *table_new(const char *heads)
     struct table *t = xcalloc(1, sizeof *t);
     while (*heads != '\0') {
         assert(t->columns < TABLE_MAX_COLUMNS);
-        for (; strchr(">~", *heads) != NULL || isdigit((unsigned char)*heads); heads++) {
+        for (; *heads == '>' || *heads == '~' || isdigit((unsigned char)*heads); heads++) {
             if (*heads == '>')
                 t->right[t->columns] = true;
             else if (*heads == '~')

@@ -111,17 +111,26 @@ function commands.key(id)
   if fn then fn() end
 end
 
+-- One more row of a table.
+local function row(cells, ...)
+  for i = 1, select("#", ...) do cells[#cells + 1] = (select(i, ...)) end
+end
+
 function commands.weights(args)
   local glob, path = args:match("^load%s+(%S+)%s+from%s+(.+)$")
   if glob then
-    local r = rs.call("weights.load", {tensors = glob, path = path})
-    for _, t in ipairs(r.tensors) do print(("%-40s %-6s instead of %s%s"):format(t.name, t.type, t.file_type, t.same and " (the same bytes)" or "")) end
+    local r = rs.call("weights.load", {tensors = glob, path = core.path(path)})
+    local cells = {}
+    for _, t in ipairs(r.tensors) do row(cells, t.name, t.type, t.file_type, t.same and "the same bytes" or "") end
+    rs.core.table("~tensor|type|instead of|1note", cells)
     print(("%d tensors from %s, generation %d, %s, %.1f ms"):format(#r.tensors, r.donor, r.generation, r.resharded and "dealt to the ranks anew" or "in place", r.took_ms))
     return
   end
   if args ~= "" and not args:match("^list") then error("usage: /weights [list GLOB | load GLOB from FILE.gguf]", 0) end
   local r = rs.call("weights.list", {tensors = args:match("^list%s+(%S+)$") or "*"})
-  for _, t in ipairs(r.tensors) do print(("%-40s %-6s %s"):format(t.name, t.type, t.from and "from " .. t.from .. ", the model has " .. t.file_type or "")) end
+  local cells = {}
+  for _, t in ipairs(r.tensors) do row(cells, t.name, t.type, t.from or "", t.from and t.file_type or "") end
+  rs.core.table("~tensor|type|~2from|1the model has", cells)
 end
 
 function commands.claim(args)
@@ -211,8 +220,8 @@ local function show_stats(rows)
     for _, k in ipairs{"zeros", "nan", "inf"} do
       if (s[k] or 0) ~= 0 then other[#other + 1] = ("%s %d"):format(k, s[k]) end
     end
-    for _, c in ipairs{r.site, ("%d"):format(r.step), r.rank and ("%d"):format(r.rank) or "all", ("%d"):format(s.n), number(s.min), number(s.max), number(s.absmax),
-                       number(s.mean), number(s.rms), table.concat(other, ", "), s.hash and s.hash ~= rs.null and s.hash or ""} do cells[#cells + 1] = c end
+    row(cells, r.site, ("%d"):format(r.step), r.rank and ("%d"):format(r.rank) or "all", ("%d"):format(s.n), number(s.min), number(s.max), number(s.absmax), number(s.mean),
+      number(s.rms), table.concat(other, ", "), s.hash and s.hash ~= rs.null and s.hash or "")
   end
   if rs.core.table(STATS, cells) then return end
   for _, r in ipairs(rows) do print(("%-28s step %d  %s%s"):format(r.site, r.step, r.rank and ("rank %d  "):format(r.rank) or "", stats_line(r.stats))) end
@@ -450,20 +459,26 @@ end
 
 function commands.lens(args)
   local r = rs.call("lens", {segments = asked(args), top = 4})
+  local cells = {}
   for _, l in ipairs(r.layers) do
-    local parts = {}
-    for i, t in ipairs(l.top) do parts[i] = ("%s %.2f"):format(string.format("%q", t.piece):gsub("\\\n", "\\n"), t.p) end
-    print(("layer %2d  entropy %5.2f  %s"):format(l.layer, l.entropy, table.concat(parts, "  ")))
+    row(cells, ("%d"):format(l.layer), ("%.2f"):format(l.entropy))
+    for i = 1, 4 do
+      local t = l.top[i]
+      row(cells, t and ("%s %.2f"):format(string.format("%q", t.piece):gsub("\\\n", "\\n"), t.p) or "")
+    end
   end
+  rs.core.table(">layer|>entropy|~first|~3second|~2third|~1fourth", cells)
 end
 
 function commands.experts(args)
   local r = rs.call("experts", {segments = asked(args)})
+  local cells = {}
   for _, l in ipairs(r.layers) do
     local last = {}
     for i, e in ipairs(l.last) do last[i] = ("%d (%.2f)"):format(e.expert, e.weight) end
-    print(("layer %2d  %d rows, %d of %d experts taken, balance %.2f; last row: %s"):format(l.layer, l.rows, l.taken, r.experts, l.balance, table.concat(last, ", ")))
+    row(cells, ("%d"):format(l.layer), ("%d"):format(l.rows), ("%d of %d"):format(l.taken, r.experts), ("%.2f"):format(l.balance), table.concat(last, ", "))
   end
+  rs.core.table(">layer|>1rows|experts taken|>balance|~last row", cells)
 end
 
 -- A command that a script has added: "NAME ARGS".

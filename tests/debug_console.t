@@ -89,8 +89,8 @@ console <<'X'
 /replay
 X
 tap_ok "looking into an answer: nothing fails" test $status = 0
-says "lens shows the last layer's choice" 'layer  5  entropy  0.00  "The" 1.00'
-says "experts shows the router's" "16 of 16 experts taken"
+says "lens shows the last layer's choice" '      5     0.00  "The" 1.00'
+says "experts shows the router's" "  1    14  16 of 16          0.97"
 says "eager and graph agree" "outputs agree (tolerance 0)"
 says "file order does not" "the first is blk.0.attn.qkv_a"
 says "replay clears the healthy model" "0 of 266 outputs do not agree"
