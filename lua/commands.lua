@@ -436,7 +436,9 @@ function commands.diff(args)
   local head, prompt = args:match("^(.-)%s+%-p%s+(.+)$")
   local a, b = (head or args):match("^(%S+)%s+(%S+)$")
   if not a then error("usage: /diff A B [-p PROMPT]", 0) end
-  local d = rs.diff(configuration(a), configuration(b), {segments = asked(prompt or ""), decode = 3})
+  local A, B = configuration(a), configuration(b)
+  -- A dump has its own tokens, and no decode steps.
+  local d = rs.diff(A, B, {segments = (prompt or not B.file) and asked(prompt or "") or nil, decode = not B.file and 3 or nil})
   local shown = 0
   for _, e in ipairs(d.ops) do
     if not e.within and shown < 10 then

@@ -266,6 +266,7 @@ end
 function rs.diff(a, b, opts)
   want("rs.diff", "a", a, "table")
   want("rs.diff", "b", b, "table")
+  if b.file ~= nil then b = copy(b, {file = core.path(b.file)}) end
   return rs.call("diff", tokens("rs.diff", opts, {"prompt", "text", "segments", "ids", "site", "tolerance", "decode", "cache"}, {a = a, b = b}))
 end
 
@@ -276,7 +277,7 @@ end
 ---> local p = os.tmpname(); print(rs.dump(p, {prompt = "Hello", site = "output.*"}).arrays); os.remove(p)
 function rs.dump(path, opts)
   want("rs.dump", "path", path, "string")
-  return rs.call("dump", tokens("rs.dump", opts, {"prompt", "text", "segments", "ids", "site", "config"}, {path = path}))
+  return rs.call("dump", tokens("rs.dump", opts, {"prompt", "text", "segments", "ids", "site", "config"}, {path = core.path(path, true)}))
 end
 
 --- Every op against the reference on its own inputs. Options: prompt or segments or ids, decode, site, tolerance, config.

@@ -211,6 +211,7 @@ function rs.model.open(opts)
     args.path = core.default_model() or error("rs.model.open: the shipped model is not installed; give a path", 2)
     args.ranks = args.ranks or 8
   end
+  args.path = core.path(args.path)
   local data = rs.call("open", args)
   generation = generation + 1
   return setmetatable({data = data, generation = generation}, Model)
@@ -245,7 +246,7 @@ function Model:weights(glob, path)
   if glob ~= nil then want("model:weights", "glob", glob, "string") end
   if path == nil then return rs.call("weights.list", {tensors = glob}) end
   want("model:weights", "path", path, "string")
-  return rs.call("weights.load", {tensors = glob or "*", path = path})
+  return rs.call("weights.load", {tensors = glob or "*", path = core.path(path)})
 end
 
 --- Close it; objects that belong to it are errors from then on.
@@ -316,7 +317,7 @@ function rs.patch.reset() return rs.call("patch.reset") end
 function rs.patch.load(path, opts)
   want("rs.patch.load", "path", path, "string")
   local o = options("rs.patch.load", opts, {"activate", "site"})
-  return rs.call("patch.load", {path = path, activate = o.activate, site = o.site})
+  return rs.call("patch.load", {path = core.path(path), activate = o.activate, site = o.site})
 end
 --- Compare a loaded patch with what it would replace, in the steps of whatever runs from now on; what is used stays what it is. Options: site (a glob),
 --- steps (64). At the end a log event says what was found.
@@ -571,7 +572,11 @@ function rs.health(stream) return rs.call("health", {stream = stream}) end
 ---@param opts? table
 ---@return table
 ---> print(#rs.audit{ranks = 4}.plan)
-function rs.audit(opts) return rs.call("audit", options("rs.audit", opts, {"path", "ranks", "split"})) end
+function rs.audit(opts)
+  local args = copy(options("rs.audit", opts, {"path", "ranks", "split"}))
+  if args.path ~= nil then args.path = core.path(args.path) end
+  return rs.call("audit", args)
+end
 
 setmetatable(rs, {__index = function(t, k)
   if k == "exp" or k == "notebook" then

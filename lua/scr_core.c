@@ -686,6 +686,27 @@ static int core_default_model(lua_State *L)
     return 1;
 }
 
+/* core.path(name [, made]) -> what an operator means by the name of a file, for an engine that may live in another folder: absolute if it is there or is to be
+ * made. What is no text, or names nothing, stays what it is. */
+static int core_path(lua_State *L)
+{
+    bool made = lua_toboolean(L, 2);
+    lua_settop(L, 1);
+    if (lua_type(L, 1) != LUA_TSTRING)
+        return 1;
+    const char *name = lua_tostring(L, 1), *home = getenv("HOME");
+    if (name[0] == '~' && name[1] == '/' && home != NULL) {
+        lua_pushfstring(L, "%s%s", home, name + 1);
+        return 1;
+    }
+    char *real = realpath(name, NULL), *here = real != NULL || made ? realpath(".", NULL) : NULL;
+    if (name[0] != '/' && name[0] != '\0' && here != NULL)
+        lua_pushfstring(L, "%s/%s", here, name);
+    free(real);
+    free(here);
+    return 1;
+}
+
 int scr_core_open(lua_State *L)
 {
     static const luaL_Reg methods[] = {{"call", handle_call}, {"next", handle_next}, {"close", handle_close}, {NULL, NULL}};
@@ -693,7 +714,7 @@ int scr_core_open(lua_State *L)
     static const luaL_Reg functions[] = {
         {"local_engine", core_local}, {"connect", core_connect}, {"host_engine", core_host}, {"table", core_table}, {"floats", core_floats}, {"kl", core_kl},
         {"now", core_now}, {"sleep", core_sleep}, {"pause", core_pause}, {"spawn", core_spawn}, {"cancel", core_cancel}, {"running", core_running}, {"json_decode", core_decode}, {"json_encode", core_encode},
-        {"default_model", core_default_model}, {"reserved", core_reserved}, {"key", core_key}, {"unkey", core_unkey},
+        {"default_model", core_default_model}, {"path", core_path}, {"reserved", core_reserved}, {"key", core_key}, {"unkey", core_unkey},
         {"panel", core_panel}, {"panel_text", core_panel_text}, {"op_methods", scr_op_methods}, {"finally", scr_script_finally}, {"notebook", scr_notebook_new}, {NULL, NULL},
     };
     lua_newtable(L);

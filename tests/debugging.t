@@ -35,6 +35,20 @@ out=$(cd "$TEST_SCRATCH/there" && printf '/load mine.gguf\n/patch load mine.lua\
 tap_like "a model of the folder that the console is in" "$out" '^model: none -> mine.gguf'
 tap_like "a patch there" "$out" 'rmsnorm-lua: for ops of kind rmsnorm'
 tap_like "one that is nowhere is called what was typed" "$out" '^error: other.lua: cannot open'
+out=$(cd "$TEST_SCRATCH/there" && "$abs_builddir/rankscope" attach there 2>&1 <<'X'
+/weights load output_norm.* from mine.gguf
+/lua print(rs.patch.load("mine.lua").name, rs.audit{path = "mine.gguf", ranks = 2} ~= nil)
+/lua print(rs.dump("all.npz", {prompt = "Hello", site = "output.*"}).arrays > 0)
+/diff default file:all.npz
+/lua rs.model.open{path = "mine.gguf", ranks = 2}
+/weights load output_norm.* from other.gguf
+X
+)
+tap_like "weights of a file there" "$out" '^1 tensors from tiny-glm5-q4, generation'
+tap_like "what Lua calls a file is of that folder too" "$out" '^rmsnorm-lua.*true$'
+tap_ok "and so is one that is made" test -s "$TEST_SCRATCH/there/all.npz"
+tap_like "a dump is compared with its own tokens" "$out" "^all [0-9]+ outputs agree"
+tap_like "one that is read for weights and is nowhere" "$out" '^error: other.gguf: '
 tap_ok "the engine ends" "$abs_builddir/rankscope" stop there
 wait
 tap_done
