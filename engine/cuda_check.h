@@ -171,6 +171,17 @@ static inline struct acts activations(struct check *t, uint32_t n, uint32_t k, b
     return a;
 }
 
+/* The f16 form of n rows of k values. */
+static inline struct kcu_rows_in halved(struct check *t, const float *x, uint32_t n, uint32_t k)
+{
+    uint16_t *h = device(t, NULL, (size_t)n * k * 2);
+    float *scale = device(t, NULL, n * sizeof *scale);
+    struct kcu_rows_in in = {.x = x, .pitch = k, .h = h, .h_pitch = k, .h_scale = scale};
+    if (t->rc == RS_OK)
+        good(t, kcu_halve(&t->l, x, k, k, n, h, k, scale), "halve");
+    return in;
+}
+
 static inline double dot(const float *w, const float *x, uint32_t k)
 {
     double s = 0;

@@ -7,17 +7,6 @@ static uint32_t half_place(uint32_t col)
     return (col & ~15u) + (col & 15) / 4 * 2 + (col & 2) * 4 + col % 2;
 }
 
-/* The f16 form of n rows of k values. */
-static struct kcu_rows_in halved(struct check *t, const float *x, uint32_t n, uint32_t k)
-{
-    uint16_t *h = device(t, NULL, (size_t)n * k * 2);
-    float *scale = device(t, NULL, n * sizeof *scale);
-    struct kcu_rows_in in = {.x = x, .pitch = k, .h = h, .h_pitch = k, .h_scale = scale};
-    if (t->rc == RS_OK)
-        good(t, kcu_halve(&t->l, x, k, k, n, h, k, scale), "halve");
-    return in;
-}
-
 /* Products of n rows, among them very small and very large ones, and, where that must hold, the same bits for rows on their own and in other company. */
 static void check_gemm(struct check *t, uint32_t type, uint32_t n, uint32_t rows, uint32_t k, bool fixed)
 {
