@@ -69,7 +69,7 @@ const struct rcmd_entry rcmd_rewind_entry = {
     .name = "rewind",
     .group = RCMD_CHAT,
     .args = "N",
-    .summary = "take the last N tokens of the answer back and have it go on from there",
+    .summary = "take back the answer's last N tokens and go on from there",
     .help = "The answer goes on with the settings, mode and patches of now; what is in the cache of the part that stays is used again. Nothing else changed, the "
             "same tokens come again.",
     .exec = exec_rewind,
@@ -129,7 +129,7 @@ const struct rcmd_entry rcmd_branch_entry = {
     .group = RCMD_CHAT,
     .lists = true,
     .args = "[N]",
-    .summary = "list the conversations that the engine holds, or go on with conversation N",
+    .summary = "list the conversations of the engine, or go on with one",
     .exec = exec_branch,
 };
 

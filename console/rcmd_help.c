@@ -51,7 +51,7 @@ static void add_row(struct table *t, const struct rcmd_entry *e)
 
 static struct table *new_list(void)
 {
-    return table_new("command|~what it does|~1arguments");
+    return table_new("command|what it does|~1arguments");
 }
 
 static void list_added(struct con *con)

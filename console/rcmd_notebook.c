@@ -60,7 +60,7 @@ const struct rcmd_entry rcmd_notebook_entry = {
     .group = RCMD_CAUSES,
     .lists = true,
     .args = "[FILE.md | task|done|hypothesis|resolve ...]",
-    .summary = "claims, hypotheses, tasks and experiments; write them down or export them",
+    .summary = "claims, hypotheses, tasks, experiments: write down, export",
     .help = "/notebook shows everything, /notebook FILE.md writes it to a file. /notebook task TEXT, /notebook done ID, /notebook hypothesis TEXT, "
             "/notebook resolve ID supported|refuted|superseded|open.",
     .complete = RCMD_COMPLETE_WORDS,

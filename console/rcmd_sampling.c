@@ -98,7 +98,7 @@ static enum rs_result exec_sampling(const struct rcmd_entry *self, struct con *c
 
 SAMPLING_ENTRY(temp, "temperature; 0 always takes the likeliest token");
 SAMPLING_ENTRY(top_k, "choose among the N likeliest tokens");
-SAMPLING_ENTRY(top_p, "choose among the likeliest tokens that have N of the probability together");
+SAMPLING_ENTRY(top_p, "choose among the likeliest that share N of the probability");
 SAMPLING_ENTRY(min_p, "leave out tokens less likely than N times the likeliest one");
 SAMPLING_ENTRY(seed, "seed of the random numbers");
 SAMPLING_ENTRY(max, "end an answer after N tokens");

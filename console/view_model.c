@@ -71,10 +71,10 @@ void view_info(struct out *o, const json_t *info)
         line(o, "slice", "rank %lld of %lld alone; its all-reduces meet a stand-in", (long long)js_int(m, "slice.rank", 0), (long long)js_int(m, "slice.of", 0));
     line(o, "arch", "%s, %s parameters, %s", js_str(m, "arch", "n/a"), units_count(params, js_num(m, "params", NAN)),
          units_bytes(bytes, js_num(m, "bytes", NAN)));
-    line(o, "shape", "%lld layers, width %lld, %lld heads, %lld of %lld experts, vocabulary %lld, context %lld",
+    line(o, "shape", "%lld layers, width %lld, %lld heads, %lld of %lld experts, vocabulary %lld",
          (long long)js_int(m, "layers", 0), (long long)js_int(m, "n_embd", 0), (long long)js_int(m, "heads", 0),
-         (long long)js_int(m, "experts_used", 0), (long long)js_int(m, "experts", 0), (long long)js_int(m, "vocab", 0),
-         (long long)js_int(m, "context", 0));
+         (long long)js_int(m, "experts_used", 0), (long long)js_int(m, "experts", 0), (long long)js_int(m, "vocab", 0));
+    line(o, "context", "%lld tokens", (long long)js_int(m, "context", 0));
     line(o, "tensors", "%s", types.text != NULL ? types.text : "n/a");
     buf_fini(&types);
     view_state(o, info);
