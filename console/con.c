@@ -307,7 +307,7 @@ enum rs_result con_request_blob(struct con *con, const char *method, json_t *arg
     enum rs_result r;
     if (con->engine == NULL || con->lost) {
         json_decref(args);
-        return fail_set(err, RS_EENGINE, "no engine is running");
+        return fail_set(err, RS_EENGINE, con->lost ? "the engine is gone; /restart starts a new one" : "no engine is running");
     }
     char *text = args != NULL ? json_dumps(args, JSON_COMPACT) : NULL;
     json_decref(args);

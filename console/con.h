@@ -97,6 +97,7 @@ struct con {
     struct serving *serving; /* HTTP clients are served beside it; NULL: they are not */
 
     json_t *stopped; /* where a breakpoint or a watchpoint holds the engine; NULL: it runs */
+    char again[32];  /* what an empty line stands for while it does: the command before, if that had it run on; "": nothing */
     bool lost;       /* the engine is gone */
     bool quit;       /* leave the REPL */
     int end_signal;  /* a signal ends this process; 0: none */

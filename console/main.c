@@ -54,6 +54,10 @@ int main(int argc, char **argv)
     size_t n = strlen(first);
     if (strcmp(first, "-e") == 0 && argc == 3)
         return script_run(NULL, argv[2], 0, NULL);
+    if (strcmp(first, "-e") == 0) {
+        fputs("rankscope: -e wants one value (CODE), and nothing else\n", stderr);
+        return EXIT_USAGE;
+    }
     if (n > 4 && strcmp(first + n - 4, ".lua") == 0)
         return script_run(first, NULL, argc - 2, argv + 2);
     const struct cmd_entry *e = cmd_find(first);

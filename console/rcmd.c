@@ -215,8 +215,14 @@ bool rcmd_line(struct con *con, const char *line)
     struct rs_error err = {0};
     enum rs_result r;
     size_t bad;
-    if (line[strspn(line, " \t\r\n")] == '\0')
-        return true;
+    char again[sizeof con->again];
+    if (line[strspn(line, " \t\r\n")] == '\0') {
+        if (con->stopped == NULL || con->again[0] == '\0' || !con->out->terminal)
+            return true;
+        memcpy(again, con->again, sizeof again); /* running it fills it anew */
+        line = again;
+    }
+    con->again[0] = '\0';
     const char *word = line + strspn(line, " \t");
     if (word[0] == '/')
         line = word;

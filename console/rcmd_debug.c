@@ -2,6 +2,7 @@
  * lua/commands.lua's business. */
 #include "config.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,6 +28,7 @@ static enum rs_result exec_go(const struct rcmd_entry *self, struct con *con, co
         }
         json_object_set_new(a, "n", json_integer(n));
     }
+    snprintf(con->again, sizeof con->again, "/%s %.10s", self->name, args);
     return chat_go_on(con, self->name, a, err);
 }
 
@@ -34,7 +36,8 @@ const struct rcmd_entry rcmd_continue_entry = {
     .name = "continue", .also = "c cont", .group = RCMD_DEBUGGER, .args = "", .summary = "let a stopped engine run on", .exec = exec_go,
 };
 const struct rcmd_entry rcmd_step_entry = {
-    .name = "step", .also = "s", .group = RCMD_DEBUGGER, .args = "[N]", .summary = "run the next op, or N, and stop again", .exec = exec_go,
+    .name = "step", .also = "s", .group = RCMD_DEBUGGER, .args = "[N]", .summary = "run the next op, or N, and stop again",
+    .help = "Runs the next op, or N, and stops again. While the engine is held, an empty line repeats /step, /next or /continue.", .exec = exec_go,
 };
 const struct rcmd_entry rcmd_next_entry = {
     .name = "next", .also = "n", .group = RCMD_DEBUGGER, .args = "", .summary = "run to the first op of the next layer", .exec = exec_go,
@@ -85,11 +88,12 @@ const struct rcmd_entry rcmd_break_entry = {
 };
 const struct rcmd_entry rcmd_print_entry = {
     .name = "print",
+    .also = "p",
     .group = RCMD_DEBUGGER,
     .lists = true,
-    .args = "SITE[RANK][ROWS:COLS]",
+    .args = "[SITE[RANK][ROWS:COLS]]",
     .summary = "what an op has written",
-    .help = "As in /print blk.0.attn.out, /print blk.0.attn.out[1] for rank 1, /print blk.0.attn.out[][0:2:0:8] for rows 0 and 1, columns 0 to 7. "
+    .help = "While a step is held, /print alone shows what the last op wrote, /print mla what the last op of that name did. As in /print blk.0.attn.out, /print blk.0.attn.out[1] for rank 1, /print blk.0.attn.out[][0:2:0:8] for rows 0 and 1, columns 0 to 7. "
             "A part that is named so is shown whole, else the first rows and columns are; outside of a step, what the last step left there.",
     .complete = RCMD_COMPLETE_SITE,
     .exec = by_lua,

@@ -201,7 +201,7 @@ static enum rs_result find_want(struct engine *e, struct args *a, struct want *w
         w->op = plan_find(&e->rt->prog, site);
         w->name = site;
         if (w->op == NULL)
-            return error_set(err, RS_ENOTFOUND, "no site '%.40s'", site);
+            return runtime_no_site(e->rt, e->rt->prog.n_ops, site, err);
         if (!input && index >= OP_MAX_OUT)
             return error_set(err, RS_EUSAGE, "%s has no output %u", site, index);
         w->ref = input ? w->op->in[index] : w->op->out[index];

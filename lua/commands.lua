@@ -201,14 +201,16 @@ end
 
 local function number(x) return type(x) == "number" and ("%.5g"):format(x) or "n/a" end
 
-local function stats_line(s)
+local function hash_of(s) return s.hash and s.hash ~= rs.null and ("hash %s"):format(s.hash) or "" end
+
+local function stats_line(s, bare)
   if type(s) ~= "table" then return "n/a" end
   if s.n == nil then return rs.core.json_encode(s) end
   local out = ("n %d  min %s  max %s  absmax %s  mean %s  rms %s"):format(s.n, number(s.min), number(s.max), number(s.absmax), number(s.mean), number(s.rms))
   for _, k in ipairs{"zeros", "nan", "inf"} do
     if (s[k] or 0) ~= 0 then out = out .. ("  %s %d"):format(k, s[k]) end
   end
-  return out .. (s.hash and s.hash ~= rs.null and ("  hash %s"):format(s.hash) or "")
+  return bare and out or ((out .. "  " .. hash_of(s)):gsub(" +$", ""))
 end
 
 -- Taps as a table that fits its window, or where there is none as lines.
@@ -387,12 +389,32 @@ local function print_values(t, o)
   end
 end
 
+-- The op that a name means to who looks at a held step: of those with a bare name the one that ran last; without a name the one that ran last of all.
+local function last_run(name)
+  if name and name:find("[.*?]") then return name end
+  local at = rs.where()
+  if not name and not (at and at.site) then error("usage: /print SITE[RANK][ROWS:COLS] (the engine is not stopped: no op ran last)", 0) end
+  if not name and at.when == "after" then return at.site end
+  local last, some, n = nil, nil, 0
+  for _, op in ipairs(rs.call("program").ops) do
+    if at and op.site == at.site and at.when == "before" then at = nil end -- what follows has not run
+    if op.site == name then return name end
+    if not name or op.site:sub(-#name - 1) == "." .. name then
+      some, n = op.site, n + 1
+      if at then last = op.site end
+    end
+    if at and op.site == at.site then at = nil end
+  end
+  if name and not last and n > 1 then error(("%d sites are called %s: name one, such as %s"):format(n, name, some), 0) end
+  return last or some or name
+end
+
 function commands.print(args)
-  if args == "" then error("usage: /print SITE[RANK][ROWS:COLS]", 0) end
-  local site, o = place(args, "/print")
+  local site, o = place(args ~= "" and args or last_run(), "/print")
+  site = last_run(site)
   local t = rs.tensor.read(site, o)
-  print(("%s, %s, [%d, %d]"):format(t.name, tostring(t.layout), t.shape[1], t.shape[2]))
-  print("  " .. stats_line(t.stats))
+  print((("%s, %s, [%d, %d]  %s"):format(t.name, tostring(t.layout), t.shape[1], t.shape[2], hash_of(t.stats)):gsub(" +$", "")))
+  print("  " .. stats_line(t.stats, true)) -- both fit 80 columns
   print_values(t, o)
 end
 

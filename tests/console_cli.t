@@ -36,6 +36,7 @@ run chat --help
 tap_like "--help of a command" "$out" '^  --raw '
 
 usage "an unknown command" "no command 'foo'" foo
+usage "-e without code" '-e wants one value \(CODE\)' -e
 usage "an unknown option" 'unknown option --foo' chat --foo
 usage "of the console, which has no name" '^rankscope: unknown option --foo \(see rankscope --help\)' --foo
 usage "a command behind its options" "unknown option -p; 'chat' is a command, which comes before its options" --hosts a,b chat -p Hi

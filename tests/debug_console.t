@@ -158,4 +158,45 @@ says "it taps them" "tap 2 on 16 sites"
 says "and unties them" "1 taken away"
 says "and is a row of the ledger" "blk.*.ffn.router"
 tap_ok "and nothing else is" sh -c 'case $1 in *ffn.norm*) false ;; esac' - "$out"
+
+# At a terminal an empty line repeats what had the engine run on.
+cat >"$TEST_SCRATCH/steps" <<'X'
+expect > 
+send /b blk.2.ffn.router\r
+expect breakpoint 1
+send Hi\r
+expect stopped after blk.2.ffn.router
+send /s\r
+expect stopped after blk.2.ffn.exps.gate_up
+send \r
+expect stopped after blk.2.ffn.exps.act
+send /n\r
+expect stopped before blk.3.attn.norm
+send \r
+expect stopped before blk.4.attn.norm
+send /where\r
+expect op
+send \r
+send /p\r
+expect blk.3.ffn.residual, replicated
+send /p router\r
+expect blk.3.ffn.router, replicated
+send /break del\r
+expect 1 taken away
+send /c\r
+expect (answer)
+expect > 
+send \x04
+exit 0
+X
+"$abs_builddir/tests/pty" "$TEST_SCRATCH/steps" "$abs_builddir/rankscope" --plain --temp 0 --ranks 2 >"$TEST_SCRATCH/screen" 2>"$TEST_SCRATCH/why"
+tap_ok "an empty line repeats" test $? = 0
+tap_ok "but not what does not have it run on" test "$(grep -c "stopped" "$TEST_SCRATCH/screen")" = 5
+printf 'expect > \nsend /help all\\r/info\\r\nexpect backend\nexpect > \nsend \\x04\nexit 0\n' >"$TEST_SCRATCH/steps"
+"$abs_builddir/tests/pty" "$TEST_SCRATCH/steps" "$abs_builddir/rankscope" --plain --ranks 2 >"$TEST_SCRATCH/screen" 2>"$TEST_SCRATCH/why"
+tap_ok "help and information at 80 columns" test $? = 0
+tap_ok "help does not cut what commands do" sh -c '! grep "shortened.*what it does" "$1"' - "$TEST_SCRATCH/screen"
+refuses "/print without an op" /print "the engine is not stopped"
+refuses "/print of a name that many ops share" "/lua rs.ask('Hi')
+/print router" "5 sites are called router: name one"
 tap_done
