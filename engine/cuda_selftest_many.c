@@ -490,6 +490,7 @@ static void check_products(struct check *t, bool fixed)
         check_gemm(t, KRN_Q8_0, 520, 40, 256, fixed); /* wide tiles */
         check_gemm(t, KRN_Q4_K, 520, 40, 256, fixed);
         check_grouped(t, KRN_Q5_K, KRN_Q6_K, 30, true, fixed);
+        check_grouped(t, KRN_Q4_K, KRN_Q5_K, 60, true, fixed); /* by boxes, where that may be */
         return;
     }
     check_gemm(t, KRN_Q8_0, 300, 130, 192, fixed);

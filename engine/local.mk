@@ -213,6 +213,7 @@ libengine_a_SOURCES += \
 	engine/cuda_probe.c \
 	engine/cuda_selftest.c \
 	engine/cuda_selftest.h \
+	engine/cuda_selftest_experts.c \
 	engine/cuda_selftest_many.c \
 	engine/cuda_selftest_row.c \
 	engine/cuda_selftest_token.c \
