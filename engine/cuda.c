@@ -215,13 +215,12 @@ static enum rs_result alloc_gpu(struct cuda_gpu *g, struct rs_error *err)
         rc = zeroed(g, &g->scratch, absorbed > expanded ? absorbed : expanded, "attention scratch", err);
     if (rc == RS_OK && c->hp->n_used != 0)
         rc = zeroed(g, &g->pairs, (size_t)c->lim.max_rows * c->hp->n_used * c->hp->n_embd * sizeof(float), "expert outputs", err);
-    const uint32_t senders = c->lim.peers > c->n_ranks ? c->lim.peers : c->n_ranks;
     if (rc == RS_OK && (c->n_gpus > 1 || c->lim.peers > 1))
-        rc = zeroed(g, &g->recv, 2 * senders * c->slot_packets * sizeof(uint4), "receive buffers", err);
+        rc = zeroed(g, &g->recv, cuda_recv_bytes(c), "receive buffers", err);
     if (rc == RS_OK && c->two_shot_room != 0)
         rc = zeroed(g, &g->sent, c->n_ranks * c->two_shot_room * 4 * sizeof(float), "summands of all-reduces", err);
     if (rc == RS_OK && c->two_shot_room != 0)
-        rc = zeroed(g, &g->flags, 2 * KCU_TWO_SHOT_BLOCKS * KCU_MAX_GPUS * sizeof *g->flags, "flags of all-reduces", err);
+        rc = zeroed(g, &g->flags, cuda_flags_bytes(), "flags of all-reduces", err);
     if (rc == RS_OK && c->n_gpus > 1)
         rc = cuda_clock_open(g, err);
     if (rc == RS_OK)
@@ -765,6 +764,8 @@ enum rs_result backend_cuda_open(const struct hparams *hp, const struct weights 
         cuda_close(&c->base);
         return rc;
     }
+    if (cfg->epoch != 0)
+        c->epoch = cfg->epoch;
     c->lim.loading = NULL;
     *out = &c->base;
     return RS_OK;

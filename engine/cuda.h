@@ -301,6 +301,16 @@ enum cuda_reduce { CUDA_REDUCE_FLAT, CUDA_REDUCE_TWO_SHOT, CUDA_REDUCE_NCCL };
 enum cuda_reduce cuda_reduce_how(const struct cuda *c, const struct choice *ch, uint32_t rows);
 uint32_t cuda_reduce_epochs(const struct cuda *c, const struct choice *ch, uint32_t rows);
 
+/* Of a GPU's receive buffers and of its flags for sums in two shots. */
+static inline size_t cuda_recv_bytes(const struct cuda *c)
+{
+    return 2 * (size_t)(c->lim.peers > c->n_ranks ? c->lim.peers : c->n_ranks) * c->slot_packets * sizeof(uint4);
+}
+static inline size_t cuda_flags_bytes(void)
+{
+    return 2 * KCU_TWO_SHOT_BLOCKS * KCU_MAX_GPUS * sizeof(uint32_t);
+}
+
 /* cuda_clock.c. align: between steps; does nothing while the last calibration is young. us: a GPU's stamp on the clock of GPU 0, since its `zero`. */
 enum rs_result cuda_clock_open(struct cuda_gpu *g, struct rs_error *err);
 void cuda_clock_close(struct cuda_gpu *g);

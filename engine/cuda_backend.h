@@ -13,6 +13,7 @@ struct cuda_config {
     bool pdl;      /* programmatic dependent launch */
     uint32_t timeout_ms; /* how long a rank waits for another one; 0: 10 s */
     bool no_stamps; /* kernels do not note when they start: to measure what that costs */
+    uint32_t epoch; /* the first step's, as if so many reduces had been before; 0: no such thing. For tests */
 };
 
 /* GPUs that this process could use; 0 with *why set (static) when there is none. */

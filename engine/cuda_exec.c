@@ -334,6 +334,30 @@ static enum rs_result walk_held(struct cuda *c, const struct backend_step *s, st
     return rc == RS_OK ? cuda_all(c, job_end, err) : rc;
 }
 
+static void job_renew(struct cuda_gpu *g)
+{
+    cudaError_t e = cudaSetDevice(g->device);
+    if (e == cudaSuccess && g->recv != NULL)
+        e = cudaMemsetAsync(g->recv, 0, cuda_recv_bytes(g->c), g->stream);
+    if (e == cudaSuccess && g->flags != NULL)
+        e = cudaMemsetAsync(g->flags, 0, cuda_flags_bytes(), g->stream);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(g->stream);
+    g->rc = e == cudaSuccess ? RS_OK : cuda_fail(&g->err, e, "buffers of all-reduces", g->device);
+}
+
+/* Between steps. Epochs are compared by their differences, in 32 bits: long before they come round everything that holds one begins anew. */
+static enum rs_result renew_epochs(struct cuda *c, struct rs_error *err)
+{
+    enum { LAST = 1 << 30 }; /* a flag that no reduce has touched since the beginning must not seem to be ahead */
+    if (c->epoch < LAST)
+        return RS_OK;
+    enum rs_result rc = cuda_all(c, job_renew, err);
+    if (rc == RS_OK)
+        c->epoch = 1;
+    return rc;
+}
+
 enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, struct rs_error *err)
 {
     const struct program *p = s->prog;
@@ -343,7 +367,9 @@ enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, stru
                              "cannot capture a graph: op %s uses %s=%s, which is not capturable (use eager mode, another implementation, "
                              "or graph.guard=off)",
                              p->ops[i].site, op_kind_name(p->ops[i].kind), s->choices[i].impl->name);
-    enum rs_result rc = fill_meta(c, s, s->graph ? s->batch->bucket : s->batch->n_rows, err);
+    enum rs_result rc = renew_epochs(c, err);
+    if (rc == RS_OK)
+        rc = fill_meta(c, s, s->graph ? s->batch->bucket : s->batch->n_rows, err);
     if (rc == RS_OK && c->lim.span != NULL) /* reserve() is not called before every step there */
         rc = cuda_clock_align(c, err);
     if (rc != RS_OK)

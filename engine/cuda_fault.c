@@ -30,8 +30,7 @@ static struct need of_rank(const struct cuda *c, uint32_t rank)
 /* What a GPU needs for all-reduces. */
 static double of_reduces(const struct cuda *c)
 {
-    const double packets = 2.0 * (c->lim.peers > c->n_ranks ? c->lim.peers : c->n_ranks) * (double)c->slot_packets * sizeof(uint4);
-    return c->n_gpus > 1 || c->lim.peers > 1 ? packets + (double)c->n_ranks * (double)c->two_shot_room * 4 * sizeof(float) : 0;
+    return c->n_gpus > 1 || c->lim.peers > 1 ? (double)cuda_recv_bytes(c) + (double)c->n_ranks * (double)c->two_shot_room * 4 * sizeof(float) : 0;
 }
 
 /* What else would do, in an operator's words. */

@@ -89,7 +89,7 @@ enum rs_result rig_open(const struct rig_config *cfg, struct rig *r, struct rs_e
                                        .peer = cfg->only_rank >= 0 ? (uint32_t)cfg->only_rank : 0,
                                        .made_up = cfg->path == NULL};
     const struct cuda_config cc = {.n_gpus = cfg->gpus, .fuse = !cfg->unfused, .pdl = !cfg->no_pdl, .no_stamps = cfg->no_stamps,
-                                   .timeout_ms = cfg->timeout_ms};
+                                   .timeout_ms = cfg->timeout_ms, .epoch = cfg->epoch};
     if (rc == RS_OK)
         rc = backend_cuda_open(&r->hp, &r->w, &r->shard, &r->prog, NULL, &lim, &cc, &r->backend, err);
     if (rc != RS_OK)

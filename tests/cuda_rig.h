@@ -17,7 +17,7 @@ struct rig_config {
     bool tops; /* steps look at logits where they lie, as for the likeliest token; they do not come to the host */
     int only_rank; /* -1: all */
     enum krn_cache_type cache;
-    uint32_t timeout_ms; /* see cuda_config */
+    uint32_t timeout_ms, epoch; /* see cuda_config */
     bool f32, bf16, unfused, no_pdl, nccl, no_stamps, invariant;
 };
 

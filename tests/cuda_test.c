@@ -171,6 +171,43 @@ static void several(const struct rig_config *exact, uint32_t gpus)
     shipped(&c, what, 6e-2);
 }
 
+/* Summands of a rank that is late are waited for after two thousand million reduces too, in blocks of a sum that the last short ones did not have. */
+static void very_many(const struct rig_config *exact, const char *way)
+{
+    enum { ROWS = 100, BEFORE = 3 };
+    char path[600];
+    struct rs_error err = {.msg = ""};
+    float *want = NULL;
+    snprintf(path, sizeof path, "%s", tap_source("models/tiny-glm5-q4.gguf"));
+    for (uint32_t many = 0; many < 2; many++) {
+        struct rig_config c = *exact;
+        struct rig r;
+        int32_t ids[ROWS];
+        for (int i = 0; i < ROWS; i++)
+            ids[i] = 5 + i * 37 % 900;
+        c.path = path;
+        c.ranks = c.gpus = 2;
+        c.max_rows = 128;
+        c.max_keys = 512;
+        c.epoch = many != 0 ? 0x80001000u : 0;
+        bool ok = rig_open(&c, &r, &err) == RS_OK && rig_allreduce(&r, way, &err) == RS_OK && rig_step(&r, 0, ids, BEFORE, 0, false, false, &err) == RS_OK;
+        for (uint32_t i = 0; ok && i < r.prog.n_ops; i++)
+            r.choices[i].delay_rank = 1, r.choices[i].delay_us = 300;
+        if (ok)
+            rig_generation(&r);
+        ok = ok && rig_step(&r, 0, ids + BEFORE, ROWS - BEFORE, BEFORE, false, false, &err) == RS_OK;
+        const float *got = ok ? rig_logits(&r, 0) : NULL;
+        if (many == 0 && ok && (want = malloc(r.hp.vocab * sizeof *want)) != NULL)
+            memcpy(want, got, r.hp.vocab * sizeof *want);
+        else
+            tap_ok(ok && want != NULL && memcmp(want, got, r.hp.vocab * sizeof *want) == 0, "%s: after very many reduces as after few%s%s", way,
+                   err.msg[0] ? ": " : "", err.msg);
+        if (r.backend != NULL)
+            rig_close(&r);
+    }
+    free(want);
+}
+
 /* Whole steps, few of them, for tools that make kernels a hundred times slower: what is fused, and how buffers of a real model lie. On one GPU, as ranks on
  * several wait for each other. */
 static void steps(const struct rig_config *exact)
@@ -192,12 +229,18 @@ int main(void)
     if (gpus == 0)
         tap_skip_all("no GPU: %s", why);
     struct rs_error err = {.msg = ""};
-    const char *only = getenv("CUDA_TEST"); /* "kernels", "small" (of them), "models", "steps" (few of them) or nothing: all */
+    const char *only = getenv("CUDA_TEST"); /* "kernels", "small" (of them), "models", "steps" (few of them), "reduces" (very many) or nothing: all */
     struct rig_config exact = {.ranks = 1, .gpus = 1, .only_rank = -1, .cache = KRN_CACHE_F32, .f32 = true}, c;
     if (only != NULL && strcmp(only, "steps") == 0) {
         steps(&exact);
         return tap_done();
     }
+    if (gpus >= 2 && (only == NULL || strcmp(only, "reduces") == 0)) {
+        very_many(&exact, "flat");
+        very_many(&exact, "two-shot");
+    }
+    if (only != NULL && strcmp(only, "reduces") == 0)
+        return tap_done();
     if (only == NULL || strcmp(only, "models") != 0)
         tap_ok(cuda_selftest(0, only != NULL && strcmp(only, "small") == 0, kernel_result, NULL, &err) == RS_OK, "kernels: all ran%s%s", err.msg[0] ? ": " : "", err.msg);
     if (only != NULL && strcmp(only, "models") != 0)
