@@ -5,12 +5,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "console/buf.h"
 #include "console/cmd_list.h"
 #include "console/js.h"
 #include "console/units.h"
+#include "console/view.h"
 
 static const struct opt s_options[] = {
-    {.name = "check", .type = OPT_FLAG, .help = "test and measure the links between devices"},
+    {.name = "check", .type = OPT_FLAG, .help = "test and measure the links between devices, and sums over them"},
     {0},
 };
 
@@ -61,18 +63,45 @@ static bool print_links(const json_t *links)
     return good;
 }
 
-static enum exit_status check_links(const struct cmd_entry *self, struct rs_engine *e)
+/* What sums over n GPUs take, each way at each size: measured by the engine as for every model that it opens, here for one layer as wide as GLM-5's. */
+static enum rs_result print_sums(struct rs_engine *e, long long n, struct rs_error *err)
+{
+    struct out_stdio out;
+    char *reply = NULL, *args = xasprintf("{\"synthetic\":\"glm-5\",\"layers\":1,\"vocab\":512,\"backend\":\"cuda\",\"ranks\":%lld,\"gpus\":%lld}", n, n);
+    enum rs_result rc = rs_request(e, "open", args, -1, NULL, err);
+    free(args);
+    if (rc == RS_OK)
+        rc = rs_request(e, "allreduce", NULL, -1, &reply, err);
+    if (rc != RS_OK)
+        return rc;
+    json_t *o = js_parse(reply);
+    free(reply);
+    out_stdio_init(&out, stdout, stderr);
+    printf("\nall-reduces over %lld GPUs, rows of 6,144 as glm-5 has them:\n", n);
+    view_sweep(&out.out, json_object_get(o, "auto"));
+    json_decref(o);
+    return RS_OK;
+}
+
+/* n: GPUs. Whether links are sound comes first; where they are not, nothing is summed over them. */
+static enum exit_status check_links(const struct cmd_entry *self, struct rs_engine *e, long long n)
 {
     struct rs_error err;
     char *reply = NULL;
     enum rs_result rc = rs_request(e, "devices.check", NULL, -1, &reply, &err);
-    rs_engine_close(e);
-    if (rc != RS_OK)
+    if (rc != RS_OK) {
+        rs_engine_close(e);
         return cmd_fail(self, &err);
+    }
     json_t *o = js_parse(reply);
     free(reply);
     bool good = print_links(json_object_get(o, "links"));
     json_decref(o);
+    if (good && n > 1)
+        rc = print_sums(e, n, &err);
+    rs_engine_close(e);
+    if (rc != RS_OK)
+        return cmd_fail(self, &err);
     return cmd_flush(self, good ? EXIT_OK : EXIT_COMMAND);
 }
 
@@ -91,9 +120,10 @@ static enum exit_status exec_devices(const struct cmd_entry *self, const struct 
     json_t *o = js_parse(reply);
     free(reply);
     print_devices(o);
+    const long long n = js_int(o, "cuda.devices", 0);
     json_decref(o);
     if (opt_set(v, "check"))
-        return check_links(self, e);
+        return check_links(self, e, n);
     rs_engine_close(e);
     return cmd_flush(self, EXIT_OK);
 }
@@ -104,7 +134,8 @@ const struct cmd_entry cmd_devices_entry = {
     .summary = "say what ranks can compute on here",
     .help = "Lists the CPU's workers and the CUDA devices, or says why there are none. With --check it sends a pattern over every link between "
             "two devices, by the copy engine and by kernels that write and read the other's memory, and measures bandwidth and latency; a link that "
-            "changes what it carries, or that is none, is an error.",
+            "changes what it carries, or that is none, is an error. Then it times all-reduces of several sizes over all devices, in one shot and in two, and "
+            "says which allreduce=auto takes from which size on.",
     .tables = {s_options},
     .exec = exec_devices,
 };

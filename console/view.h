@@ -16,6 +16,8 @@ void view_stats(struct out *o, const json_t *stats);
 /* Figures of drafts, "spec" of method stats; nothing when none was verified. */
 void view_spec(struct out *o, const json_t *spec);
 void view_allreduce(struct out *o, const json_t *allreduce);
+/* "auto" of that: what was measured, and what allreduce=auto makes of it; nothing where it is null. */
+void view_sweep(struct out *o, const json_t *choice);
 void view_ledger(struct out *o, const json_t *ledger);
 void view_health(struct out *o, const json_t *health);
 

@@ -109,8 +109,7 @@ static void cell_pair(struct table *t, const json_t *o, const char *first, const
     table_cell(t, "%s / %s", units_us(a, js_num(o, first, NAN)), units_us(b, js_num(o, second, NAN)));
 }
 
-/* What was measured when the model was opened, and what allreduce=auto makes of it. */
-static void view_sweep(struct out *o, const json_t *choice)
+void view_sweep(struct out *o, const json_t *choice)
 {
     const json_t *sweep = json_object_get(choice, "sweep"), *from = json_object_get(choice, "two_shot_from_rows");
     static const char *const dtypes[] = {"f32", "bf16"};
@@ -123,7 +122,7 @@ static void view_sweep(struct out *o, const json_t *choice)
         else
             out_printf(o, OUT_TEXT, "allreduce=auto, payload %s: always flat\n", dtypes[i]);
     }
-    out_printf(o, OUT_TEXT, "measured when the model was opened, in %.0f ms:\n", js_num(choice, "took_ms", NAN));
+    out_printf(o, OUT_TEXT, "measured when the model was opened, in %.0f ms; /patch set allreduce=flat and the like override it:\n", js_num(choice, "took_ms", NAN));
     struct table *t = table_new("payload|>rows|>bytes|>flat|>two-shot");
     for (size_t i = 0; i < json_array_size(sweep); i++) {
         const json_t *s = json_array_get(sweep, i);
