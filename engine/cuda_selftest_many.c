@@ -259,7 +259,7 @@ static struct mla make_mla(struct check *t, uint32_t heads, uint32_t nope, uint3
     const struct krn_cpu_vec *vec = krn_cpu_vec(KRN_ISA_PORTABLE);
     const size_t cells = (size_t)(n_seqs * m.blocks + 1) * BLOCK, bytes = cells * D * 2;
     m.kb = matrix(t, KRN_Q8_0, L, nope, heads);
-    m.vb = matrix(t, heads < 20 ? KRN_Q6_K : KRN_Q8_0, m.v, L, heads);
+    m.vb = matrix(t, heads < 20 && nope != 192 ? KRN_Q6_K : KRN_Q8_0, m.v, L, heads);
     float *kv = randoms(t, cells * D);
     m.store = host(t, bytes);
     for (size_t i = 0; i < cells; i++)
@@ -418,6 +418,14 @@ static void want_mla(struct check *t, const struct mla *m, const struct row *row
         }
 }
 
+/* Where generated row i stands: at ends of tiles and of cache blocks, at the end of a sequence, anywhere. */
+static uint32_t single_at(uint32_t i, uint32_t last)
+{
+    static const uint32_t edge[] = {0, BLOCK - 2, BLOCK - 1, BLOCK, 62, 63, 64};
+    const uint32_t at = i % 4 == 1 ? edge[i / 4 % (sizeof edge / sizeof edge[0])] : i % 3 == 0 ? last - i % last : i * 37 % last;
+    return at < last ? at : last;
+}
+
 /* A prompt's chunk, a second one, and generated rows of other sequences in one step; then, where batches must not matter, each part on its own. */
 static void check_mixed(struct check *t, uint32_t heads, uint32_t nope, uint32_t chunk, uint32_t singles, uint32_t last, enum form form)
 {
@@ -430,7 +438,7 @@ static void check_mixed(struct check *t, uint32_t heads, uint32_t nope, uint32_t
     for (uint32_t i = 0; i < 3 && chunk != 0; i++)
         row[k++] = (struct row){1, i, true};
     for (uint32_t i = 0; i < singles; i++)
-        row[k++] = (struct row){2 + i % (SEQS - 2), i % 3 == 0 ? last - i : (i * 37) % last, false};
+        row[k++] = (struct row){2 + i % (SEQS - 2), single_at(i, last), false};
     const float *q = randoms(t, (size_t)n * width), *rotated = NULL, *part = NULL;
     const float *got = run_mla(t, &m, row, n, q, form, NULL, 0, &rotated);
     if (got == NULL)
@@ -516,6 +524,7 @@ void cuda_selftest_many(struct check *t)
     check_halves(t, 21, 768);
     if (t->small) {
         check_mixed(t, 20, 192, 60, 9, 100, FAST);
+        check_mixed(t, 8, 192, 0, 140, 70, FAST);
         check_route_many(t, 20, 64, 4, 1, true);
         check_mixed(t, 5, 64, 20, 0, 60, FAST);
         check_mixed(t, 20, 64, 10, 9, 60, FAST);
@@ -531,11 +540,16 @@ void cuda_selftest_many(struct check *t)
     check_mixed(t, 20, 192, 0, 140, 200, FAST);
     check_route_many(t, 70, 64, 4, 1, true);
     check_route_many(t, 1100, 96, 8, 8, true); /* the large tiles */
+    check_route_many(t, 4100, 96, 8, 8, true);
     check_route_many(t, 33, 300, 6, 1, false);
     check_mixed(t, 5, 64, 130, 0, 200, FAST);
     check_mixed(t, 20, 192, 40, 9, 150, FAST);
     check_mixed(t, 20, 192, 0, 40, 300, FAST);
     check_mixed(t, 20, 192, 300, 21, 400, FAST);
+    check_mixed(t, 20, 192, 0, 300, 300, FAST); /* asynchronous tensor cores: more rows than there are places */
+    check_mixed(t, 8, 192, 0, 540, 150, FAST);
+    check_mixed(t, 12, 192, 0, 64, 1100, FAST); /* in splits, which not all rows have */
+    check_mixed(t, 32, 192, 50, 64, 130, FAST);
     check_mixed(t, 64, 64, 9, 12, 330, FAST);
     check_mixed(t, 64, 128, 70, 0, 330, FAST);
     check_mixed(t, 100, 32, 0, 8, 150, FAST);

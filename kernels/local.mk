@@ -52,6 +52,7 @@ CUDA_SOURCES = \
 	kernels/cuda/experts.cu \
 	kernels/cuda/flash.cu \
 	kernels/cuda/flash_async.cu \
+	kernels/cuda/flash_decode.cu \
 	kernels/cuda/gemm.cu \
 	kernels/cuda/gemm_async.cu \
 	kernels/cuda/gemm_experts.cu \
@@ -93,6 +94,7 @@ EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/tensor.cuh \
 	kernels/cuda/values.cuh \
 	kernels/cuda/wgmma.cuh \
+	kernels/cuda/wgmma_few.cuh \
 	kernels/cuda/wgmma_group.cuh \
 	kernels/cuda/wgmma_wide.cuh
 if HAVE_CUDA

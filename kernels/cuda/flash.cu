@@ -372,9 +372,10 @@ cudaError_t flash_prompt(const struct kcu_launch *l, const struct flash_args *a,
 
 cudaError_t flash_generated(const struct kcu_launch *l, const struct flash_args *a)
 {
-    cudaError_t e = a->heads <= 16   ? start<1, false>(l, a, a->rows, a->splits)
-                    : a->heads <= 32 ? start<2, false>(l, a, a->rows, a->splits)
-                                     : start<4, false>(l, a, a->rows, a->splits);
+    cudaError_t e = flash_decode_takes(a) ? flash_decode(l, a)
+                    : a->heads <= 16      ? start<1, false>(l, a, a->rows, a->splits)
+                    : a->heads <= 32      ? start<2, false>(l, a, a->rows, a->splits)
+                                          : start<4, false>(l, a, a->rows, a->splits);
     if (e != cudaSuccess || a->splits == 1)
         return e;
     return launch(l, flash_join_kernel, dim3(a->heads, a->rows), dim3(128), 0, 0, *a);

@@ -89,6 +89,10 @@ cudaError_t heads_split(const struct kcu_launch *l, const float *x, size_t x_pit
 /* flash_prompt() by asynchronous tensor cores, where heads_async_takes() finds them. */
 cudaError_t flash_async_prompt(const struct kcu_launch *l, const struct flash_args *a, uint32_t tiles);
 
+/* Generated rows by asynchronous tensor cores, splits not yet joined, where takes() and heads_async_takes() find them. */
+bool flash_decode_takes(const struct flash_args *a);
+cudaError_t flash_decode(const struct kcu_launch *l, const struct flash_args *a);
+
 /* All of kcu_mla() this way. takes(): the shapes, types and options that it serves. */
 bool mla_batch_takes(const struct kcu_mla *a);
 size_t mla_batch_scratch(uint32_t rows, uint32_t heads, uint32_t max_keys);
