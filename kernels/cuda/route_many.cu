@@ -3,44 +3,48 @@
 #include "kernels/cuda/router.cuh"
 #include "kernels/cuda/tensor.cuh"
 
-enum { WARPS = 8, THREADS = WARPS * 32, PART = 32, BK = WARPS * PART, STRIDE = BK + 4, STAGES = 3, CHOOSERS = 64 };
+enum { WARPS = 8, THREADS = WARPS * 32, PART = 32 /* of every 256 values of K a warp's */, STAGES = 3, CHOOSERS = 64 };
 enum { FEW = 16, MANY = 32, MANY_FROM = 2048 /* rows: then blocks are enough, and what limits is what they read */ };
+enum { LARGE = 64, LARGE_FROM = 8192 /* then multiplications limit */ };
 
-/* SIDE rows and as many experts. A lane has rows lane / 8 + 4 i, experts lane % 8 + 8 j. */
+/* SIDE rows and as many experts, of K a warp's PIECE values side by side. A lane has rows lane / 8 + 4 i, experts lane % 8 + 8 j. */
 template <int SIDE> struct tile {
+    enum { PIECE = SIDE == LARGE ? PART / 2 : PART, BK = WARPS * PIECE, STRIDE = BK + 4 };
     float x[SIDE][STRIDE], w[SIDE][STRIDE];
 };
 
 /* One step of the block's rows and experts, zeros behind the end of K; rows past the last repeat it. */
-template <int SIDE> static __device__ __forceinline__ void fetch(const struct kcu_route &a, uint32_t row0, uint32_t e0, uint32_t k0, tile<SIDE> &to)
+template <int SIDE> static __device__ __forceinline__ void fetch(const struct kcu_route &a, uint32_t row0, uint32_t e0, uint32_t step, tile<SIDE> &to)
 {
+    enum { PIECE = tile<SIDE>::PIECE, BK = tile<SIDE>::BK, STEPS = PART / PIECE };
+    const uint32_t k0 = step / STEPS * (WARPS * PART) + step % STEPS * PIECE;
 #pragma unroll
     for (uint32_t i = threadIdx.x; i < 2 * SIDE * (BK / 4); i += THREADS) {
-        const uint32_t r = i / (BK / 4), c = i % (BK / 4) * 4, row = row0 + r, e = e0 + r - SIDE;
+        const uint32_t r = i / (BK / 4), c = i % (BK / 4) * 4, row = row0 + r, e = e0 + r - SIDE, k = k0 + c / PIECE * PART + c % PIECE;
         const float *from = r < SIDE ? a.x + (row < a.n ? row : a.n - 1) * a.x_pitch
                                      : (const float *)(a.gate.w + (size_t)(e < a.n_experts ? e : a.n_experts - 1) * a.gate.pitch);
         float *at = r < SIDE ? &to.x[r][c] : &to.w[r - SIDE][c];
-        if (k0 + c < a.gate.k)
-            copy_async<16>(at, from + k0 + c);
+        if (k < a.gate.k)
+            copy_async<16>(at, from + k);
         else
             *(float4 *)at = make_float4(0, 0, 0, 0);
     }
 }
 
-template <int SIDE> static __global__ void __launch_bounds__(THREADS, 32 / SIDE) logits_kernel(const __grid_constant__ struct kcu_route a, uint64_t *at)
+template <int SIDE> static __global__ void __launch_bounds__(THREADS, SIDE < MANY ? 2 : 1) logits_kernel(const __grid_constant__ struct kcu_route a, uint64_t *at)
 {
-    enum { MY_ROWS = SIDE / 4, MY_EXPERTS = SIDE / 8 };
+    enum { MY_ROWS = SIDE / 4, MY_EXPERTS = SIDE / 8, PIECE = tile<SIDE>::PIECE, UNROLL = SIDE == LARGE ? 1 : PIECE / 4 };
     extern __shared__ __align__(16) uint8_t room[];
     tile<SIDE> *tiles = (tile<SIDE> *)room;
     pdl_release();
     pdl_wait();
     stamp(at);
     const uint32_t row0 = blockIdx.y * SIDE, e0 = blockIdx.x * SIDE, warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane / 8, e = lane % 8,
-                   n = (a.gate.k + BK - 1) / BK;
+                   n = (a.gate.k + WARPS * PART - 1) / (WARPS * PART) * (PART / PIECE);
     float acc[MY_ROWS][MY_EXPERTS] = {};
     for (uint32_t s = 0; s < STAGES - 1; s++) {
         if (s < n)
-            fetch(a, row0, e0, s * BK, tiles[s]);
+            fetch(a, row0, e0, s, tiles[s]);
         copies_commit();
     }
     for (uint32_t s = 0; s < n; s++) {
@@ -48,25 +52,24 @@ template <int SIDE> static __global__ void __launch_bounds__(THREADS, 32 / SIDE)
         copies_wait<STAGES - 2>();
         __syncthreads();
         if (s + STAGES - 1 < n)
-            fetch(a, row0, e0, (s + STAGES - 1) * BK, tiles[(s + STAGES - 1) % STAGES]);
+            fetch(a, row0, e0, s + STAGES - 1, tiles[(s + STAGES - 1) % STAGES]);
         copies_commit();
-#pragma unroll
-        for (uint32_t k = warp * PART; k < warp * PART + PART; k += 4) {
-            float4 x[MY_ROWS], w[MY_EXPERTS];
-#pragma unroll
-            for (int i = 0; i < MY_ROWS; i++)
-                x[i] = *(const float4 *)&now.x[r + 4 * i][k];
+#pragma unroll UNROLL
+        for (uint32_t k = warp * PIECE; k < warp * PIECE + PIECE; k += 4) {
+            float4 w[MY_EXPERTS];
 #pragma unroll
             for (int j = 0; j < MY_EXPERTS; j++)
                 w[j] = *(const float4 *)&now.w[e + 8 * j][k];
 #pragma unroll
-            for (int i = 0; i < MY_ROWS; i++)
+            for (int i = 0; i < MY_ROWS; i++) {
+                const float4 x = *(const float4 *)&now.x[r + 4 * i][k];
 #pragma unroll
                 for (int j = 0; j < MY_EXPERTS; j++) {
                     float v = acc[i][j];
-                    v = fmaf(w[j].x, x[i].x, v), v = fmaf(w[j].y, x[i].y, v);
-                    acc[i][j] = fmaf(w[j].w, x[i].w, fmaf(w[j].z, x[i].z, v));
+                    v = fmaf(w[j].x, x.x, v), v = fmaf(w[j].y, x.y, v);
+                    acc[i][j] = fmaf(w[j].w, x.w, fmaf(w[j].z, x.z, v));
                 }
+            }
         }
     }
     float(*part)[SIDE * SIDE] = (float(*)[SIDE * SIDE])room;
@@ -119,7 +122,8 @@ extern "C" cudaError_t kcu_route_many(const struct kcu_launch *l, const struct k
     if (a->n_experts > MAX_EXPERTS || a->n_used > MAX_USED || a->n_used > a->n_experts || a->n_groups > 32)
         return cudaErrorInvalidValue;
     struct kcu_launch next = *l;
-    cudaError_t e = power_above(a->n) >= MANY_FROM ? logits<MANY>(l, a) : logits<FEW>(l, a);
+    const uint32_t n = power_above(a->n);
+    cudaError_t e = n >= LARGE_FROM ? logits<LARGE>(l, a) : n >= MANY_FROM ? logits<MANY>(l, a) : logits<FEW>(l, a);
     next.stamp = NULL;
     return e == cudaSuccess ? launch(&next, choose_kernel, dim3(a->n), dim3(CHOOSERS), 0, 0, *a) : e;
 }
