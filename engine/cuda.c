@@ -461,11 +461,19 @@ static const float *cuda_logits(struct backend *b, uint32_t i)
     return cuda_logits_row((struct cuda *)b, i);
 }
 
-/* Launches hide behind the kernels of so many rows, and a mixture of prompts hardly comes twice. */
+/* Launches hide behind the kernels of so many rows, and a mixture of prompts hardly comes twice. A graph takes as long to be made as it saves in a dozen such steps, and
+ * while many sequences end one after the other a size comes once or twice: it is made for sizes that come again. */
 static bool cuda_replays(struct backend *b, const struct batch *batch)
 {
-    (void)b;
-    return batch->n_rows <= CUDA_PROMPT_GRAPH || (cuda_lists_sorts(batch) & CUDA_PROMPT) == 0;
+    struct cuda *c = (struct cuda *)b;
+    if (batch->n_rows <= CUDA_EAGER_ROWS)
+        return true;
+    if ((cuda_lists_sorts(batch) & CUDA_PROMPT) != 0)
+        return false;
+    const unsigned octave = 31 - (unsigned)__builtin_clz(batch->bucket);
+    uint8_t *wanted = &c->wanted[octave][batch->bucket >> (octave - 3) & 7];
+    *wanted += *wanted < CUDA_WANTED;
+    return *wanted == CUDA_WANTED;
 }
 
 static const float *cuda_op_us(struct backend *b, uint32_t *n_ops)

@@ -62,7 +62,7 @@ struct cuda_graph {
 
 enum { CUDA_MANY_ROWS = 17 }; /* from here on tensor cores */
 
-enum { CUDA_PROMPT_GRAPH = 64 }; /* steps with prompts in them are captured up to so many rows */
+enum { CUDA_EAGER_ROWS = 64, CUDA_WANTED = 8 }; /* steps of more rows are captured if no prompt is among them, once there have been so many of that size */
 
 enum { CUDA_TIMEOUT_MS = 10000 }; /* without a configured one */
 
@@ -127,6 +127,7 @@ struct cuda {
     const struct hparams *hp;
     const struct weights *w;
     const struct shard_plan *shard;
+    uint8_t wanted[32][8]; /* steps of more than CUDA_EAGER_ROWS rows by size: power of two, eighth of the way to the next */
     const struct program *prog[2];
     struct backend_limits lim;
     uint32_t n_gpus, n_ranks;
