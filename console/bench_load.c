@@ -44,7 +44,7 @@ const struct opt bench_load_table[] = {
      .arg = "N",
      .min = 1,
      .max = 1 << 16,
-     .help = "with --concurrency: rows of a step at most; without it as many as the largest level and 512 rows of prompts, on GPUs at least 8192"},
+     .help = "with --concurrency: rows of a step at most; without it as many as the largest level and 512 rows of prompts, on GPUs at least 16384"},
     {.name = "rate",
      .type = OPT_FLOAT,
      .arg = "R",
@@ -59,7 +59,7 @@ const struct opt bench_load_table[] = {
     {0},
 };
 
-enum { MAX_LEVELS = 32, MAX_WAYS = 4, GPU_ROWS = 8192 };
+enum { MAX_LEVELS = 32, MAX_WAYS = 4, GPU_ROWS = 16384 };
 
 /* One number of each round. */
 struct rounds {
