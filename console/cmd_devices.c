@@ -63,24 +63,29 @@ static bool print_links(const json_t *links)
     return good;
 }
 
-/* What sums over n GPUs take, each way at each size: measured by the engine as for every model that it opens, here for one layer as wide as GLM-5's. */
-static enum rs_result print_sums(struct rs_engine *e, long long n, struct rs_error *err)
+/* What sums over GPUs take, each way at each size: measured by the engine as for every model that it opens, here for one layer as wide as GLM-5's. Where
+ * there is no room for that, as beside an engine that has all memory, that is said and no failure. */
+static void print_sums(struct rs_engine *e, long long gpus)
 {
+    enum { MOST = 8 }; /* that ranks of one process exchange sums between */
     struct out_stdio out;
+    struct rs_error err;
+    const long long n = gpus < MOST ? gpus : MOST;
     char *reply = NULL, *args = xasprintf("{\"synthetic\":\"glm-5\",\"layers\":1,\"vocab\":512,\"backend\":\"cuda\",\"ranks\":%lld,\"gpus\":%lld}", n, n);
-    enum rs_result rc = rs_request(e, "open", args, -1, NULL, err);
+    enum rs_result rc = rs_request(e, "open", args, -1, NULL, &err);
     free(args);
     if (rc == RS_OK)
-        rc = rs_request(e, "allreduce", NULL, -1, &reply, err);
-    if (rc != RS_OK)
-        return rc;
+        rc = rs_request(e, "allreduce", NULL, -1, &reply, &err);
+    if (rc != RS_OK) {
+        printf("\nall-reduces were not timed: %s\n", err.msg);
+        return;
+    }
     json_t *o = js_parse(reply);
     free(reply);
     out_stdio_init(&out, stdout, stderr);
     printf("\nall-reduces over %lld GPUs, rows of 6,144 as glm-5 has them:\n", n);
     view_sweep(&out.out, json_object_get(o, "auto"));
     json_decref(o);
-    return RS_OK;
 }
 
 /* n: GPUs. Whether links are sound comes first; where they are not, nothing is summed over them. */
@@ -98,10 +103,8 @@ static enum exit_status check_links(const struct cmd_entry *self, struct rs_engi
     bool good = print_links(json_object_get(o, "links"));
     json_decref(o);
     if (good && n > 1)
-        rc = print_sums(e, n, &err);
+        print_sums(e, n);
     rs_engine_close(e);
-    if (rc != RS_OK)
-        return cmd_fail(self, &err);
     return cmd_flush(self, good ? EXIT_OK : EXIT_COMMAND);
 }
 
