@@ -298,6 +298,43 @@ static uint32_t take_rows(struct absorb_walk w, uint32_t n, struct absorb_row *o
     return got;
 }
 
+/* What an absorbed row costs for a head, in keys: the keys it looks at, and the products with its two matrices. */
+static uint64_t row_work(const struct cpu_call *k, size_t row)
+{
+    const struct hparams *hp = k->c->hp;
+    uint64_t keys = (uint64_t)k->b->pos[row] + 1, matrices = (uint64_t)(hp->nope + hp->v_head) * hp->kv_lora / (2 * hp->kv_lora + hp->rope);
+    if (k->op->in[1].buf == BUF_ISEL && !k->choice->dense && keys > hp->index_topk)
+        keys = hp->index_topk;
+    return keys + matrices;
+}
+
+static uint64_t all_work(const struct cpu_call *k, enum form form)
+{
+    uint64_t sum = 0;
+    for (uint32_t g = next_absorbed(k->b, 0, form); g < k->b->n_segs; g = next_absorbed(k->b, g + 1, form))
+        for (uint32_t i = 0; i < k->b->segs[g].n_rows; i++)
+            sum += row_work(k, k->b->segs[g].row0 + i);
+    return sum;
+}
+
+/* Where a share begins: the items before it make up part / of of the work, as nearly as whole items can. Sequences of a batch may be of very different
+ * lengths, and a step waits for whoever has most to do. A function of what all workers know alike. */
+static size_t share_begins(const struct cpu_call *k, enum form form, uint32_t groups, uint64_t work, uint32_t part)
+{
+    const uint64_t wanted = work * groups * part / k->of;
+    uint64_t before = 0;
+    size_t items = 0;
+    for (uint32_t g = next_absorbed(k->b, 0, form); g < k->b->n_segs; g = next_absorbed(k->b, g + 1, form))
+        for (uint32_t i = 0; i < k->b->segs[g].n_rows; i++) {
+            const uint64_t each = row_work(k, k->b->segs[g].row0 + i);
+            if (before + each * groups > wanted)
+                return items + (size_t)((2 * (wanted - before) + each) / (2 * each));
+            before += each * groups;
+            items += groups;
+        }
+    return items;
+}
+
 /* An item is a few heads of a row: four or eight, or fewer where rows are so few that workers would have nothing to do. */
 static void run_absorbed(const struct cpu_call *k, enum form form, uint32_t heads)
 {
@@ -307,8 +344,9 @@ static void run_absorbed(const struct cpu_call *k, enum form form, uint32_t head
     const uint32_t together = heads_together(k);
     per = per > together || n_rows >= (size_t)k->c->n_workers * ROWS_TOGETHER ? together : per < 1 ? 1 : per;
     const uint32_t groups = (heads + per - 1) / per;
-    size_t at, to;
-    cpu_cut(k, n_rows * groups, 1, &at, &to);
+    const uint64_t work = k->hi - k->lo < k->of ? all_work(k, form) : 0;
+    size_t at = k->lo == 0 ? 0 : share_begins(k, form, groups, work, k->lo);
+    const size_t to = k->hi == k->of ? n_rows * groups : share_begins(k, form, groups, work, k->hi);
     skip_rows(&w, at / groups);
     while (at < to) {
         struct absorb_row rows[ROWS_TOGETHER];
