@@ -30,9 +30,13 @@ struct staging {
     size_t cap_y, cap_rows, cap_choice, cap_done;
 };
 
+/* What rows of the output are: rows of the batch, pairs of a row and an expert whose tables the call has (moe_gate_up), or has not (moe_silu_mul). */
+enum rows { ROWS_BATCH, ROWS_PAIRS, ROWS_PAIRS_ALONE };
+
 struct op_state {
     lua_State *L;
     const struct rankscope_call *call; /* NULL: none runs */
+    enum rows rows;
     struct staging out;
 };
 
@@ -76,9 +80,12 @@ static uint32_t check_index(lua_State *L, int i, const char *what, uint32_t n)
     return (uint32_t)k - 1;
 }
 
-static uint32_t check_row(lua_State *L, int i, const struct rankscope_call *c)
+/* A row of the batch: what has a position, a token, a choice. */
+static uint32_t check_row(lua_State *L, int i, const struct op_state *st)
 {
-    return check_index(L, i, "row", c->out[0].rows);
+    if (st->rows == ROWS_PAIRS_ALONE)
+        luaL_error(L, "the rows of this call are pairs of a row and an expert");
+    return check_index(L, i, "row", st->rows == ROWS_PAIRS ? st->call->in[0].rows : st->call->out[0].rows);
 }
 
 static void push_floats(lua_State *L, const float *x, uint32_t n)
@@ -124,11 +131,23 @@ static uint32_t tensor_width(const struct view *v, const struct rankscope_call *
     return v->which == TENSOR_X ? c->in[0].width : c->out[0].width;
 }
 
+static uint32_t tensor_rows(const struct view *v, const struct rankscope_call *c)
+{
+    return v->which == TENSOR_X ? c->in[0].rows : c->out[0].rows;
+}
+
+static uint32_t check_tensor_row(lua_State *L, int i, const struct view *v, const struct rankscope_call *c)
+{
+    if (v->which == TENSOR_X && c->in[0].data == NULL)
+        luaL_error(L, "this call has no x");
+    return check_index(L, i, "row", tensor_rows(v, c));
+}
+
 static int tensor_get_row(lua_State *L)
 {
     const struct view *v = luaL_checkudata(L, 1, TENSOR);
     const struct rankscope_call *c = running(L, v->st);
-    push_floats(L, tensor_row(L, v, c, check_row(L, 2, c)), tensor_width(v, c));
+    push_floats(L, tensor_row(L, v, c, check_tensor_row(L, 2, v, c)), tensor_width(v, c));
     return 1;
 }
 
@@ -136,7 +155,7 @@ static int tensor_get(lua_State *L)
 {
     const struct view *v = luaL_checkudata(L, 1, TENSOR);
     const struct rankscope_call *c = running(L, v->st);
-    const float *row = tensor_row(L, v, c, check_row(L, 2, c));
+    const float *row = tensor_row(L, v, c, check_tensor_row(L, 2, v, c));
     lua_pushnumber(L, (lua_Number)row[check_index(L, 3, "column", tensor_width(v, c))]);
     return 1;
 }
@@ -147,7 +166,7 @@ static int tensor_set(lua_State *L)
     const struct rankscope_call *c = running(L, v->st);
     if (v->which != TENSOR_Y)
         return luaL_error(L, "only call.y can be written");
-    read_floats(L, 3, c->out[0].width, tensor_row(L, v, c, check_row(L, 2, c)));
+    read_floats(L, 3, c->out[0].width, tensor_row(L, v, c, check_tensor_row(L, 2, v, c)));
     return 0;
 }
 
@@ -158,7 +177,7 @@ static int tensor_index(lua_State *L)
     const struct view *v = luaL_checkudata(L, 1, TENSOR);
     const char *key = luaL_checkstring(L, 2);
     if (strcmp(key, "rows") == 0)
-        lua_pushinteger(L, running(L, v->st)->out[0].rows);
+        lua_pushinteger(L, tensor_rows(v, running(L, v->st)));
     else if (strcmp(key, "width") == 0)
         lua_pushinteger(L, tensor_width(v, running(L, v->st)));
     else
@@ -229,15 +248,55 @@ static int weight_index(lua_State *L)
 static int call_pos(lua_State *L)
 {
     const struct rankscope_call *c = running(L, self(L));
-    lua_pushinteger(L, c->pos[check_row(L, 2, c)]);
+    lua_pushinteger(L, c->pos[check_row(L, 2, self(L))]);
     return 1;
+}
+
+/* The row of the table that a token has, from 1; nothing where another rank has it. */
+static int call_token(lua_State *L)
+{
+    const struct rankscope_call *c = running(L, self(L));
+    const uint32_t row = check_row(L, 2, self(L));
+    if (c->tokens == NULL)
+        return luaL_error(L, "only ops of kind embed have tokens");
+    const int64_t at = (int64_t)c->tokens[row] - c->first_token;
+    if (at < 0 || at >= c->w[0].rows)
+        return 0;
+    lua_pushinteger(L, at + 1);
+    return 1;
+}
+
+static const struct rankscope_experts *need_experts(lua_State *L)
+{
+    const struct rankscope_experts *x = &running(L, self(L))->experts;
+    if (x->group == NULL)
+        luaL_error(L, "only ops of kinds moe_gate_up and moe_down have pairs");
+    return x;
+}
+
+static int call_pairs(lua_State *L)
+{
+    const struct rankscope_experts *x = need_experts(L);
+    const uint32_t e = check_index(L, 2, "expert", x->n);
+    lua_pushinteger(L, x->group[e] + 1);
+    lua_pushinteger(L, x->group[e + 1]);
+    return 2;
+}
+
+static int call_pair(lua_State *L)
+{
+    const struct rankscope_experts *x = need_experts(L);
+    const uint32_t p = check_index(L, 2, "pair", x->n_pairs);
+    lua_pushinteger(L, x->row[p] + 1);
+    lua_pushnumber(L, (lua_Number)x->weight[p]);
+    return 2;
 }
 
 static int call_angles(lua_State *L)
 {
     const struct rankscope_call *c = running(L, self(L));
     const uint32_t half = c->rope_dim / 2;
-    const size_t at = (size_t)c->pos[check_row(L, 2, c)] * half;
+    const size_t at = (size_t)c->pos[check_row(L, 2, self(L))] * half;
     push_floats(L, c->cos + at, half);
     push_floats(L, c->sin + at, half);
     return 2;
@@ -252,7 +311,7 @@ static void need_cache(lua_State *L, const struct rankscope_call *c)
 static int call_cached(lua_State *L)
 {
     const struct rankscope_call *c = running(L, self(L));
-    const uint32_t row = check_row(L, 2, c), n = c->kv_lora + c->rope_dim;
+    const uint32_t row = check_row(L, 2, self(L)), n = c->kv_lora + c->rope_dim;
     lua_Integer pos = luaL_checkinteger(L, 3);
     need_cache(L, c);
     if (pos < 0 || pos > c->pos[row])
@@ -266,7 +325,7 @@ static int call_cached(lua_State *L)
 static int call_selected(lua_State *L)
 {
     const struct rankscope_call *c = running(L, self(L));
-    const uint32_t row = check_row(L, 2, c);
+    const uint32_t row = check_row(L, 2, self(L));
     uint32_t n = 0;
     need_cache(L, c);
     const int32_t *sel = c->selected(c, row, &n);
@@ -284,7 +343,7 @@ static int call_store(lua_State *L)
 {
     struct op_state *st = self(L);
     const struct rankscope_call *c = running(L, st);
-    const uint32_t row = check_row(L, 2, c), n = c->kv_lora + c->rope_dim;
+    const uint32_t row = check_row(L, 2, st), n = c->kv_lora + c->rope_dim;
     if (st->out.rows == NULL)
         return luaL_error(L, "only ops of kind kv_store write to the cache");
     read_floats(L, 3, n, st->out.rows + (size_t)row * n);
@@ -296,7 +355,7 @@ static int call_choose(lua_State *L)
 {
     struct op_state *st = self(L);
     const struct rankscope_call *c = running(L, st);
-    const uint32_t row = check_row(L, 2, c), n = c->router.n_used;
+    const uint32_t row = check_row(L, 2, st), n = c->router.n_used;
     int32_t *ids = st->out.ids + (size_t)row * n;
     float *weights = st->out.weights + (size_t)row * n;
     if (n == 0)
@@ -316,7 +375,7 @@ static int call_choose(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg CALL_METHODS[] = {{"pos", call_pos}, {"angles", call_angles}, {"cached", call_cached}, {"selected", call_selected},
+static const luaL_Reg CALL_METHODS[] = {{"pos", call_pos}, {"token", call_token}, {"pairs", call_pairs}, {"pair", call_pair}, {"angles", call_angles}, {"cached", call_cached}, {"selected", call_selected},
                                         {"store", call_store}, {"choose", call_choose}, {NULL, NULL}};
 
 int scr_op_methods(lua_State *L)
@@ -411,15 +470,6 @@ static void take_text(lua_State *L, const char *key, char *to, size_t cap, const
     lua_pop(L, 1);
 }
 
-/* Tokens and (row, expert) pairs are not handed to Lua, and its tensors have the same rows on both sides. */
-static void check_kind(lua_State *L, const struct hosted *h)
-{
-    static const char *const IN_C[] = {"embed", "moe_gate_up", "moe_down"};
-    for (size_t i = 0; i < sizeof IN_C / sizeof IN_C[0]; i++)
-        if (strcmp(h->kind, IN_C[i]) == 0)
-            luaL_error(L, "%s: a patch in Lua cannot take over ops of kind %s, one in C can", h->chunk + 1, h->kind);
-}
-
 static int load_file(lua_State *L)
 {
     const struct loading *a = lua_touserdata(L, 1);
@@ -435,7 +485,6 @@ static int load_file(lua_State *L)
         return luaL_error(L, "%s: it must return a table with name, kind, help and run", h->chunk + 1);
     take_text(L, "name", h->name, sizeof h->name, h->chunk);
     take_text(L, "kind", h->kind, sizeof h->kind, h->chunk);
-    check_kind(L, h);
     take_text(L, "help", h->help, sizeof h->help, h->chunk);
     if (lua_getfield(L, 1, "run") != LUA_TFUNCTION)
         return luaL_error(L, "%s: the table that it returns needs run, a function", h->chunk + 1);
@@ -497,6 +546,8 @@ static enum rs_result op_open(const char *file, const char *name, unsigned n_thr
     }
     h->cache = strcmp(h->kind, "kv_store") == 0;
     h->router = strcmp(h->kind, "router") == 0;
+    for (unsigned i = 0; i < n_threads; i++)
+        h->state[i].rows = strcmp(h->kind, "moe_gate_up") == 0 ? ROWS_PAIRS : strcmp(h->kind, "moe_silu_mul") == 0 ? ROWS_PAIRS_ALONE : ROWS_BATCH;
     *patch = (struct rankscope_patch_v1){RANKSCOPE_PATCH_ABI, sizeof *patch, sizeof(struct rankscope_call), h->name, h->kind, h->help, NULL};
     *out = h;
     return RS_OK;
@@ -547,7 +598,7 @@ static void set_fields(lua_State *L, struct op_state *st, const struct rankscope
     const struct { const char *key; lua_Integer x; } INTS[] = {
         {"rows", c->out[0].rows}, {"layer", c->layer}, {"rank", c->rank}, {"n_ranks", c->n_ranks}, {"head_dim", c->head_dim}, {"rope_dim", c->rope_dim},
         {"kv_lora", c->kv_lora}, {"v_head", c->v_head}, {"n_heads", c->n_heads}, {"n_experts", r->n_experts}, {"n_used", r->n_used},
-        {"n_groups", r->n_groups}, {"n_groups_used", r->n_groups_used}};
+        {"n_groups", r->n_groups}, {"n_groups_used", r->n_groups_used}, {"experts", c->experts.n}};
     const struct { const char *key; bool x; } BOOLS[] = {{"accumulate", c->accumulate != 0}, {"sigmoid", r->sigmoid != 0}, {"normalise", r->normalise != 0}};
     for (size_t i = 0; i < sizeof INTS / sizeof INTS[0]; i++)
         set_int(L, INTS[i].key, INTS[i].x);
@@ -603,13 +654,15 @@ static void commit(const struct hosted *h, const struct op_state *st, const stru
     }
 }
 
-/* Rises with what there is to multiply: rows by weights, rows by cached keys. */
-static unsigned long budget(const struct rankscope_call *c)
+/* Rises with what there is to multiply: rows by weights, pairs by an expert's, rows by cached keys. */
+static unsigned long budget(const struct op_state *st, const struct rankscope_call *c)
 {
-    double values = (double)c->out[0].rows * ((double)c->in[0].width + c->out[0].width), keys = 0;
+    const bool experts = c->experts.group != NULL;
+    const double rows = experts ? c->experts.n_pairs : c->out[0].rows;
+    double values = rows * c->in[0].width + (double)c->out[0].rows * c->out[0].width, keys = 0;
     for (int s = 0; s < 2; s++)
-        values += (double)c->out[0].rows * c->w[s].rows * c->w[s].k * (c->w[s].n_mats != 0 ? c->w[s].n_mats : 1);
-    for (uint32_t i = 0; i < c->out[0].rows && c->n_heads != 0; i++)
+        values += rows * c->w[s].rows * c->w[s].k * (!experts && c->w[s].n_mats != 0 ? c->w[s].n_mats : 1);
+    for (uint32_t i = 0; i < c->out[0].rows && c->n_heads != 0 && st->rows == ROWS_BATCH; i++)
         keys += c->pos[i] + 1;
     values += keys * c->n_heads * (c->kv_lora + c->rope_dim);
     values += c->ranks != NULL ? (double)c->out[0].rows * c->out[0].width * c->n_ranks : 0;
@@ -626,7 +679,7 @@ static bool op_run(void *hosted, unsigned thread, const struct rankscope_call *c
         return false;
     }
     st->call = call;
-    scr_state_limit(st->L, budget(call));
+    scr_state_limit(st->L, budget(st, call));
     enum rs_result rc = scr_state_do(st->L, call_run, st, &err);
     st->call = NULL;
     for (uint32_t i = 0; i < call->out[0].rows && rc == RS_OK && (h->cache || h->router); i++)

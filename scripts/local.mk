@@ -48,8 +48,11 @@ nobase_dist_pkgdata_DATA += \
 	scripts/patches/rmsnorm-plain.c \
 	scripts/patches/rmsnorm-plain.cu \
 	scripts/patches/rmsnorm.lua \
+	scripts/patches/embed.lua \
 	scripts/patches/moe_down-plain.c \
+	scripts/patches/moe_down.lua \
 	scripts/patches/moe_gate_up-plain.c \
+	scripts/patches/moe_gate_up.lua \
 	scripts/patches/router-plain.c \
 	scripts/patches/router.lua \
 	scripts/patches/selftest.c \

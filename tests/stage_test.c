@@ -72,7 +72,13 @@ static const struct bad BAD_LUA[] = {
     {"no name", "return {kind = 'add', help = 'x', run = print}\n", "needs name"},
     {"an error when it is read", "local t = nil\nt.x = 1\n", "patch.lua:2:"},
     {"unknown kind", LUA("gather", ""), "kind 'gather' is none of"},
-    {"a kind for C alone", LUA("moe_down", ""), "one in C can"},
+    {"a token where there are none", LUA("add", "call:token(1)"), "only ops of kind embed"},
+    {"pairs where there are none", LUA("add", "call:pairs(1)"), "only ops of kinds moe_gate_up and moe_down"},
+    {"the input of an op that has none", LUA("embed", "call.x:row(1)"), "has no x"},
+    {"a position of a pair", LUA("moe_silu_mul", "call:pos(1)"), "are pairs"},
+    {"a pair that is not there", LUA("moe_down", "call:pair(1000)"), "pair 1000 is out of range"},
+    {"an expert that is not there", LUA("moe_gate_up", "call:pairs(call.experts + 1)"), "is out of range"},
+    {"an expert left out", LUA("moe_gate_up", "for e = 2, call.experts do call:pairs(e) end"), "wrong"},
     {"a bad name", "return {name = 'a b;c', kind = 'add', help = 'x', run = function(call)\n" LUA_ADD "end}\n", "is not allowed"},
     {"an error in use", LUA("add", "local t = nil\nt.x = 1"), "patch.lua:4:"},
     {"wrong result", LUA("add", "for i = 1, call.rows do call.y:set(i, call.x:row(i)) end"), "wrong"},
@@ -131,7 +137,8 @@ static const struct { const char *file, *name, *kind; double limit; unsigned lea
     {"kv_store-plain.c", "kv_store-plain", "kv_store", 1e-4, 4}, {"router-plain.c", "router-plain", "router", 1e-5, 4},
     {"allreduce-exact.c", "allreduce-exact", "allreduce", 1e-6, 4}, {"rmsnorm.lua", "rmsnorm-lua", "rmsnorm", 1e-6, 4}, {"swiglu.lua", "swiglu-lua", "moe_silu_mul", 1e-5, 4},
     {"router.lua", "router-lua", "router", 1e-5, 4}, {"moe_gate_up-plain.c", "moe_gate_up-plain", "moe_gate_up", 3e-2, 4},
-    {"moe_down-plain.c", "moe_down-plain", "moe_down", 3e-2, 4}, {"embed-plain.c", "embed-plain", "embed", 0, 1}};
+    {"moe_down-plain.c", "moe_down-plain", "moe_down", 3e-2, 4}, {"embed-plain.c", "embed-plain", "embed", 0, 1},
+    {"moe_gate_up.lua", "moe_gate_up-lua", "moe_gate_up", 3e-2, 4}, {"moe_down.lua", "moe_down-lua", "moe_down", 3e-2, 4}, {"embed.lua", "embed-lua", "embed", 0, 1}};
 enum { N_EXAMPLES = sizeof EXAMPLES / sizeof EXAMPLES[0] };
 
 /* How many ops of the last step ran this. */

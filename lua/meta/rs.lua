@@ -20,8 +20,8 @@ local rs_tensor = {}
 local rs_notebook_book = {}
 
 ---@class rs.patch.call
----@field rows integer rows of the batch, or (row, expert) pairs
----@field x rs.patch.tensor the input; the same as y where the op works in place (rope, kv_store, allreduce)
+---@field rows integer rows of y: of the batch, or (row, expert) pairs
+---@field x rs.patch.tensor the input; the same as y where the op works in place (rope, kv_store, allreduce); embed has none
 ---@field y rs.patch.tensor the output, which holds what the op finds there
 ---@field w rs.patch.weight[] weights
 ---@field ranks rs.patch.tensor[] allreduce: every rank's summand; y is the sum for all of them
@@ -43,6 +43,7 @@ local rs_notebook_book = {}
 ---@field n_groups_used integer
 ---@field sigmoid boolean router: the gating function, else softmax
 ---@field normalise boolean router: weights of the chosen ones are divided by their sum
+---@field experts integer moe_gate_up, moe_down: how many this rank has; expert e is matrix e of the weights
 local rs_patch_call = {}
 
 ---@class rs.patch.tensor
@@ -628,6 +629,23 @@ function triage.report(r) end
 ---@param row integer
 ---@return integer
 function rs_patch_call:pos(row) end
+
+---embed: which row of w[1] a row's token is; nil: another rank has it, and y gets zeros here.
+---@param row integer
+---@return integer|nil
+function rs_patch_call:token(row) end
+
+---moe_gate_up, moe_down: the pairs of one of this rank's experts. They are rows of what moe_gate_up writes and moe_down reads. None: last is first - 1.
+---@param expert integer
+---@return integer first
+---@return integer last
+function rs_patch_call:pairs(expert) end
+
+---moe_gate_up, moe_down: the row of the batch that a pair is of, and what the expert counts for it.
+---@param pair integer
+---@return integer row
+---@return number weight
+function rs_patch_call:pair(pair) end
 
 ---Cosines and sines of a row's position, rope_dim / 2 of each.
 ---@param row integer

@@ -1,7 +1,7 @@
 /* The sum over all ranks in double, rounded once: does the order of the sum matter?
  *
  *     /patch load scripts/patches/allreduce-exact.c
- *     /patch user=allreduce-exact@blk.0.* */
+ *     /patch set user=allreduce-exact@blk.0.* */
 #include "engine/patch_api.h"
 
 static void run(const struct rankscope_call *c)

@@ -1,7 +1,7 @@
 /* Looking tokens up, in pieces of a row.
  *
  *     /patch load scripts/patches/embed-plain.c
- *     /patch user=embed-plain */
+ *     /patch set user=embed-plain */
 #include "engine/patch_api.h"
 
 enum { PIECE = 256 }; /* a multiple of every block size */

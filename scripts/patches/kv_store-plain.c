@@ -1,7 +1,7 @@
 /* What goes to the cache: the latent normed, the key rotated, in double. Rows that are wrong here are wrong for every later token.
  *
  *     /patch load scripts/patches/kv_store-plain.c
- *     /patch user=kv_store-plain */
+ *     /patch set user=kv_store-plain */
 #include <math.h>
 
 #include "engine/patch_api.h"

@@ -1,7 +1,7 @@
 /* A projection row by row: dequantise, multiply, add in double. Slow and exact: tells whether a fast kernel is to blame.
  *
  *     /patch load scripts/patches/linear-plain.c
- *     /patch user=linear-plain@*.attn.out */
+ *     /patch set user=linear-plain@*.attn.out */
 #include "engine/patch_api.h"
 
 enum { PIECE = 256 }; /* a multiple of every block size */

@@ -1,7 +1,7 @@
 /* Attention over the latent cache, one head of one row at a time, in double, keys taken one by one (the sum is rescaled when a larger score comes).
  *
  *     /patch load scripts/patches/mla-plain.c
- *     /patch user=mla-plain@blk.3.* */
+ *     /patch set user=mla-plain@blk.3.* */
 #include <math.h>
 
 #include "engine/patch_api.h"

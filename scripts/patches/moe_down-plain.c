@@ -1,7 +1,7 @@
 /* The down projections of the experts that were chosen, added up by row in double.
  *
  *     /patch load scripts/patches/moe_down-plain.c
- *     /patch user=moe_down-plain */
+ *     /patch set user=moe_down-plain */
 #include "engine/patch_api.h"
 
 enum { PIECE = 256 }; /* a multiple of every block size */

@@ -1,7 +1,7 @@
 /* The gate and up projections of the experts that were chosen, sums in double.
  *
  *     /patch load scripts/patches/moe_gate_up-plain.c
- *     /patch user=moe_gate_up-plain@blk.3.* */
+ *     /patch set user=moe_gate_up-plain@blk.3.* */
 #include "engine/patch_api.h"
 
 enum { PIECE = 256 }; /* a multiple of every block size */

@@ -1,7 +1,7 @@
 /* RMSNorm, written down plainly: a patch to compare with, or to start from.
  *
  *     /patch load scripts/patches/rmsnorm-plain.c
- *     /patch user=rmsnorm-plain@blk.*.attn.norm */
+ *     /patch set user=rmsnorm-plain@blk.*.attn.norm */
 #include <math.h>
 
 #include "engine/patch_api.h"

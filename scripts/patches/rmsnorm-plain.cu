@@ -1,7 +1,7 @@
 /* RMSNorm on a GPU, written down plainly: a patch to compare with, or to start from.
  *
  *     /patch load scripts/patches/rmsnorm-plain.cu
- *     /patch user=rmsnorm-plain@blk.*.attn.norm */
+ *     /patch set user=rmsnorm-plain@blk.*.attn.norm */
 #include "engine/patch_cuda.h"
 
 RANKSCOPE_CUDA_PATCH("rmsnorm-plain", "rmsnorm", "sums in double")

@@ -1,7 +1,7 @@
 -- The norm in Lua: the text of a formula, for trying another one.
 --
 --     /patch load scripts/patches/rmsnorm.lua
---     /patch user=rmsnorm-lua@blk.3.*
+--     /patch set user=rmsnorm-lua@blk.3.*
 return {
   name = "rmsnorm-lua", kind = "rmsnorm", help = "x / sqrt(mean(x^2) + eps) * w, in double",
   run = function(call)

@@ -1,7 +1,7 @@
 /* The router: scores in double, then the best experts one after the other. As good a place as any to try another rule of choice.
  *
  *     /patch load scripts/patches/router-plain.c
- *     /patch user=router-plain */
+ *     /patch set user=router-plain */
 #include <math.h>
 #include <stdbool.h>
 

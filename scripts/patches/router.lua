@@ -1,7 +1,7 @@
 -- The router in Lua: the place to try another rule of choice, or to send every token to one expert and see what it knows.
 --
 --     /patch load scripts/patches/router.lua
---     /patch user=router-lua@blk.2.*
+--     /patch set user=router-lua@blk.2.*
 
 -- The gating function, in place.
 local function gate(call, x)

@@ -1,7 +1,7 @@
 /* The gate of a dense FFN or the shared expert on a GPU: silu(gate) * up, by the exact exponential.
  *
  *     /patch load scripts/patches/silu-plain.cu
- *     /patch user=silu-plain */
+ *     /patch set user=silu-plain */
 #include "engine/patch_cuda.h"
 
 RANKSCOPE_CUDA_PATCH("silu-plain", "silu_mul", "exact exponential")

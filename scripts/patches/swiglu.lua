@@ -1,7 +1,7 @@
 -- The activation of the experts: x holds [gate | up], y = silu(gate) * up. Rows are (row, expert) pairs.
 --
 --     /patch load scripts/patches/swiglu.lua
---     /patch user=swiglu-lua
+--     /patch set user=swiglu-lua
 return {
   name = "swiglu-lua", kind = "moe_silu_mul", help = "gate / (1 + exp(-gate)) * up, in double",
   run = function(call)
