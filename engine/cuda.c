@@ -263,6 +263,8 @@ static void open_gpu(struct cuda_gpu *g)
         g->rc = alloc_rank(g, &g->local[i], err);
     if (g->rc == RS_OK)
         g->rc = cuda_load(g, err);
+    if (g->rc == RS_OK)
+        g->rc = cuda_room_open(g, err);
     if (g->rc == RS_OK) {
         e = cudaStreamSynchronize(g->stream);
         if (e != cudaSuccess)
@@ -304,6 +306,7 @@ static void close_gpu(struct cuda_gpu *g)
         (void)cudaFree(r->top_parts);
         (void)cudaFree(r->top_arrived);
         (void)cudaFree(r->weights);
+        (void)cudaFree(r->kept);
     }
     free(g->local);
     free(g->launched);
@@ -312,6 +315,7 @@ static void close_gpu(struct cuda_gpu *g)
     (void)cudaFree(g->rope_cos);
     (void)cudaFree(g->scratch);
     (void)cudaFree(g->pairs);
+    (void)cudaFree(g->room);
     for (int k = 0; k < 2; k++) {
         (void)cudaFree(g->half[k]);
         (void)cudaFree(g->half_scale[k]);

@@ -27,6 +27,7 @@ struct cuda_rank {
     struct kcu_top *top_parts; /* [max_logits] chunks of a row of logits */
     uint32_t *top_arrived;  /* [max_logits] zeros between steps */
     uint8_t *weights;       /* one allocation for all */
+    uint16_t *kept;         /* one for those that are there as f16 too; or NULL */
     uint64_t bytes_weights, bytes_cache, bytes_buffers;
     uint8_t *arith[2];      /* [program][op] enum op_arith of the last step; by the GPU's thread within a step, the control thread's between */
 };
@@ -82,6 +83,8 @@ struct cuda_gpu {
     float *pairs;                                         /* experts of many rows: what each adds */
     uint16_t *half[2];                                    /* activations of products of many rows as f16: of rows, and of (row, expert) pairs */
     float *half_scale[2];
+    uint16_t *room;                                       /* weights of such a product as f16, for a while; or NULL */
+    size_t n_room;
     uint4 *recv;                                          /* packets of all-reduces */
     void *sent;                                           /* summands of all-reduces in two shots: [n_ranks][two_shot_room] */
     uint32_t *flags;                                      /* where their blocks meet */
@@ -249,6 +252,9 @@ cudaError_t cuda_logits_follow(struct cuda_gpu *g, const struct backend_step *s)
 const float *cuda_logits_row(struct cuda *c, uint32_t row);
 float *cuda_logits_change(struct cuda *c, uint32_t row);
 bool cuda_logits_likeliest(struct backend *b, uint32_t row, struct sample_row *out); /* see backend_ops */
+
+/* cuda_room.c, once weights are there: those of products of many rows as f16, for good or in turns. */
+enum rs_result cuda_room_open(struct cuda_gpu *g, struct rs_error *err);
 
 /* Rows that a buffer can hold. */
 size_t cuda_buf_rows(const struct cuda *c, enum op_buf b);

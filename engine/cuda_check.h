@@ -287,6 +287,8 @@ static inline void routed(struct check *t, const struct routing *r, const int32_
 
 /* cuda_selftest_experts.c: experts with few rows each. */
 void cuda_selftest_experts(struct check *t);
+/* cuda_selftest_half.c: products of many rows whose weights become f16 first. */
+void cuda_selftest_half(struct check *t);
 
 /* cuda_selftest_many.c: kernels for many rows. */
 void cuda_selftest_many(struct check *t);

@@ -12,7 +12,9 @@ enum rs_result cuda_op_linear(struct cuda_walk *w, struct cuda_rank *r)
                            .n = cuda_op_rows_of(w, out->buf),
                            .y = cuda_op_at(w, r, out),
                            .y_pitch = cuda_op_pitch_of(w, r, out->buf),
-                           .accumulate = op->accumulate};
+                           .accumulate = op->accumulate,
+                           .room = w->g->room,
+                           .n_room = w->g->n_room};
     if (m->w == NULL) {
         if (out->layout == OP_PARTIAL && !op->accumulate)
             CUDA_OP_RUN(kcu_zero(&w->l, a.y, a.y_pitch, cuda_op_width_of(w, r, out), a.n));
@@ -25,8 +27,8 @@ enum rs_result cuda_op_linear(struct cuda_walk *w, struct cuda_rank *r)
         return rc;
     cuda_op_note(w, r, op, many, a.in.q8 != NULL);
     if (many) {
-        CUDA_OP_RUN(kcu_gemm(&w->l, &a));
-        return RS_OK;
+        w->where = (struct cuda_where){__FILE__, __LINE__};
+        return cuda_op_after(w, kcu_gemm(&w->l, &a), kcu_gemm_kernels(&w->l, &a));
     }
     const struct cuda_residual to = cuda_op_residual(w, r, 1);
     a.x = to.x;
@@ -44,7 +46,8 @@ static bool is_apart(const struct choice *ch)
 static struct kcu_linear slots_of(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *op, const struct choice *ch)
 {
     struct kcu_linear a = {
-        .n_mats = 2, .n = w->rows, .y = cuda_op_at(w, r, &op->out[0]), .y_pitch = cuda_op_pitch_of(w, r, op->out[0].buf)};
+        .n_mats = 2, .n = w->rows, .y = cuda_op_at(w, r, &op->out[0]), .y_pitch = cuda_op_pitch_of(w, r, op->out[0].buf),
+        .room = w->g->room, .n_room = w->g->n_room};
     uint32_t col = 0;
     for (uint32_t p = 0; p < 2; p++) {
         a.m[p] = *cuda_op_mat(w, r, op, ch->file_order && !is_apart(ch) ? op->file_slot[p] : p);

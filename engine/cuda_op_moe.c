@@ -107,7 +107,9 @@ static enum rs_result run_many(struct cuda_walk *w, struct cuda_rank *r, const s
                            .in = a->in,
                            .n = a->n,
                            .y = a->gu,
-                           .y_pitch = a->gu_pitch};
+                           .y_pitch = a->gu_pitch,
+                           .room = w->g->room,
+                           .n_room = w->g->n_room};
     enum rs_result rc = a->ids != NULL ? run_experts(w, r, op, a, &l) : cuda_op_after(w, kcu_gemm(&w->l, &l), kcu_gemm_kernels(&w->l, &l));
     if (rc != RS_OK)
         return rc;

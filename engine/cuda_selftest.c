@@ -392,6 +392,7 @@ enum rs_result cuda_selftest(int dev, bool small, void (*report)(void *arg, cons
         check_mla(&t, KRN_CACHE_F16, 3, 500, 1, 512, 64);
     cuda_selftest_row(&t);
     cuda_selftest_experts(&t);
+    cuda_selftest_half(&t);
     cuda_selftest_many(&t);
     cuda_selftest_token(&t);
     release(&t);

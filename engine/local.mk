@@ -211,9 +211,11 @@ libengine_a_SOURCES += \
 	engine/cuda_op_moe.c \
 	engine/cuda_op_span.c \
 	engine/cuda_probe.c \
+	engine/cuda_room.c \
 	engine/cuda_selftest.c \
 	engine/cuda_selftest.h \
 	engine/cuda_selftest_experts.c \
+	engine/cuda_selftest_half.c \
 	engine/cuda_selftest_many.c \
 	engine/cuda_selftest_row.c \
 	engine/cuda_selftest_token.c \

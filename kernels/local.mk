@@ -56,6 +56,7 @@ CUDA_SOURCES = \
 	kernels/cuda/gemm.cu \
 	kernels/cuda/gemm_async.cu \
 	kernels/cuda/gemm_experts.cu \
+	kernels/cuda/gemm_half.cu \
 	kernels/cuda/gemm_wide.cu \
 	kernels/cuda/halve.cu \
 	kernels/cuda/heads.cu \
@@ -72,10 +73,12 @@ CUDA_SOURCES = \
 	kernels/cuda/route_many.cu \
 	kernels/cuda/router.cu \
 	kernels/cuda/rows.cu \
-	kernels/cuda/two_shot.cu
+	kernels/cuda/two_shot.cu \
+	kernels/cuda/unpack.cu
 EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/attn.cuh \
 	kernels/cuda/barrier.cuh \
+	kernels/cuda/boxes.cuh \
 	kernels/cuda/bulk.cuh \
 	kernels/cuda/cluster.cuh \
 	kernels/cuda/common.cuh \

@@ -69,6 +69,15 @@ static __device__ __forceinline__ float fetch_from(uint32_t at)
     return v;
 }
 
+static __device__ __forceinline__ float4 fetch_four_from(uint32_t at)
+{
+    float4 v = make_float4(0, 0, 0, 0);
+#if __CUDA_ARCH__ >= 900
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+#endif
+    return v;
+}
+
 static __device__ __forceinline__ void send(uint32_t to, float v, uint32_t barrier)
 {
 #if __CUDA_ARCH__ >= 900

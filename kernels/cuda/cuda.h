@@ -39,6 +39,7 @@ struct kcu_mat {
     uint32_t type;    /* enum krn_type */
     uint32_t rows, k, n_mats;
     size_t pitch, mat_pitch;
+    const uint16_t *half; /* the same as f16, for kcu_gemm(): kcu_unpack(); or NULL */
 };
 
 /* Do these kernels compute with a type? */
@@ -97,6 +98,8 @@ struct kcu_linear {
     float *x; /* or NULL: residual stream, x += y for the first matrix */
     size_t x_pitch;
     struct kcu_norm pre; /* of the input, where kcu_norm_linear_takes() it: one row */
+    uint16_t *room; /* kcu_gemm() may use it as it likes, so many f16; or NULL */
+    size_t n_room;
 };
 bool kcu_norm_linear_takes(const struct kcu_linear *a);
 cudaError_t kcu_linear(const struct kcu_launch *l, const struct kcu_linear *a);
@@ -104,10 +107,16 @@ cudaError_t kcu_linear(const struct kcu_launch *l, const struct kcu_linear *a);
 /* Zeros: an empty part of a partial sum. */
 cudaError_t kcu_zero(const struct kcu_launch *l, float *y, size_t pitch, uint32_t width, uint32_t n);
 
-/* The same on tensor cores, for many rows. Needs activations as f16 and matrices that kcu_gemm_takes(). One launch, or one per matrix: see kernels. */
+/* The same on tensor cores, for many rows. Needs activations as f16 and matrices that kcu_gemm_takes(). One launch or several: see kernels. room: how
+ * much it can use for up to n rows times one or two weights of so many rows, where these are not there as f16; it changes speed, not results. */
+size_t kcu_gemm_room(uint32_t n, uint32_t k, uint32_t rows, uint32_t second);
 bool kcu_gemm_takes(const struct kcu_mat *m);
 uint32_t kcu_gemm_kernels(const struct kcu_launch *l, const struct kcu_linear *a);
 cudaError_t kcu_gemm(const struct kcu_launch *l, const struct kcu_linear *a);
+
+/* A weight as f16 for kcu_gemm() of up to n rows: how many values that takes, 0 where it is of no use; and made so, once. */
+size_t kcu_unpacked(uint32_t n, const struct kcu_mat *m);
+cudaError_t kcu_unpack(const struct kcu_launch *l, const struct kcu_mat *m, uint16_t *to);
 
 /* n rows of `width` values (a multiple of 16) as f16: value = h * scale[row], in the order that kcu_gemm() takes. */
 cudaError_t kcu_halve(const struct kcu_launch *l, const float *x, size_t pitch, uint32_t width, uint32_t n, uint16_t *h, size_t h_pitch, float *scale);

@@ -5,7 +5,13 @@
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/steps.cuh"
 
-enum { GEMM_WIDE_FROM = 1024, GEMM_WIDE_SIZE = 16 << 20 /* or rows times weight rows */ };
+enum {
+    GEMM_WIDE_FROM = 1024,
+    GEMM_WIDE_SIZE = 16 << 20, /* or rows times weight rows */
+    GEMM_KEPT_FROM = 128,      /* for weights that are there as f16 */
+    GEMM_HALF_FROM = 512,      /* rows that are worth it to unpack them first */
+    GEMM_HALF_ROOM = 16 << 20  /* values that stay in the second-level cache from there to the product */
+};
 
 /* The shapes of a block. MT: groups of 16 weight rows of a warp, WN: warps that share the rows of activations among them, BLOCKS: per multiprocessor. The deep
  * one is for few blocks: nobody else hides the time that its steps are on their way. */
@@ -266,29 +272,115 @@ static bool together(const struct kcu_launch *l, const struct kcu_linear *a)
            (wide(a) || (!l->fixed && gemm_async_takes(a->n, &a->m[0]) && gemm_async_here()));
 }
 
+static struct gemm of_mat(const struct kcu_linear *a, uint32_t i)
+{
+    return {.m = a->m[i],
+            .h = (const __half *)a->in.h,
+            .h_pitch = a->in.h_pitch,
+            .h_scale = a->in.h_scale,
+            .y = a->y + a->col[i],
+            .y_pitch = a->y_pitch,
+            .n = a->n,
+            .accumulate = a->accumulate};
+}
+
+/* What is multiplied from f16: weights that are there so (kept), or that go through the room, so many rows at a time; 0: nothing. both: two in
+ * one launch. */
+struct by_half {
+    uint32_t rows;
+    bool kept, both;
+};
+
+static by_half halves_of(const struct kcu_linear *a)
+{
+    const uint32_t k = a->m[a->m[0].w == NULL && a->n_mats == 2].k, p = power_above(a->n);
+    const bool two = a->n_mats == 2 && a->m[0].w != NULL && a->m[1].w != NULL;
+    bool kept = true;
+    for (uint32_t i = 0; i < a->n_mats; i++) {
+        const struct gemm g = of_mat(a, i);
+        if (g.m.w != NULL && (p < GEMM_KEPT_FROM || g.m.k != k || !gemm_half_takes(&g)))
+            return {0, false, false};
+        kept = kept && (g.m.w == NULL || g.m.half != NULL);
+    }
+    if (kept)
+        return {UINT32_MAX / 2, true, two};
+    if (a->room == NULL || p < GEMM_HALF_FROM)
+        return {0, false, false};
+    const uint32_t rows = (uint32_t)(a->n_room / k > UINT32_MAX / 2 ? UINT32_MAX / 2 : a->n_room / k) / 16 * 16;
+    return {rows, false, two && gemm_half_rows(a->m[0].rows) + gemm_half_rows(a->m[1].rows) <= rows};
+}
+
+extern "C" size_t kcu_gemm_room(uint32_t n, uint32_t k, uint32_t rows, uint32_t second)
+{
+    const size_t all = (size_t)k * (gemm_half_rows(rows) + gemm_half_rows(second));
+    return power_above(n) < GEMM_HALF_FROM || !gemm_wide_here() ? 0 : all < GEMM_HALF_ROOM ? all : GEMM_HALF_ROOM;
+}
+
+extern "C" size_t kcu_unpacked(uint32_t n, const struct kcu_mat *m)
+{
+    return power_above(n) < GEMM_KEPT_FROM || m->n_mats != 1 || !kcu_gemm_takes(m) || !gemm_wide_here() ? 0 : (size_t)gemm_half_rows(m->rows) * m->k;
+}
+
 extern "C" uint32_t kcu_gemm_kernels(const struct kcu_launch *l, const struct kcu_linear *a)
 {
+    const by_half h = halves_of(a);
     uint32_t n = 0;
     for (uint32_t i = 0; i < a->n_mats; i++)
-        n += a->m[i].w != NULL;
-    return together(l, a) ? 1 : n;
+        if (a->m[i].w != NULL)
+            n += h.rows == 0 || h.kept ? 1 : 2 * ((a->m[i].rows + h.rows - 1) / h.rows);
+    return h.both ? (h.kept ? 1 : 3) : h.rows == 0 && together(l, a) ? 1 : n;
+}
+
+/* Weights to f16 where they are not there so, then the product; where there is not room for all, piece by piece. */
+static cudaError_t run_half(const struct kcu_launch *l, const struct kcu_linear *a, const by_half &how)
+{
+    struct kcu_launch next = *l;
+    for (uint32_t i = 0; i < a->n_mats; i++) {
+        struct gemm g = of_mat(a, i);
+        if (g.m.w == NULL)
+            continue;
+        const uint32_t rows = g.m.rows;
+        for (uint32_t row = 0; row < rows; row += how.rows) {
+            cudaError_t e = cudaSuccess;
+            g.m.w = a->m[i].w + row * a->m[i].pitch;
+            g.m.rows = rows - row < how.rows ? rows - row : how.rows;
+            g.y = a->y + a->col[i] + row;
+            g.kept = how.kept;
+            if (how.both) {
+                g.second = a->m[1];
+                g.second_y = a->y + a->col[1];
+            }
+            if (!how.kept) {
+                g.m.half = a->room;
+                e = kcu_unpack(&next, &g.m, a->room);
+                next.stamp = NULL;
+            }
+            if (e == cudaSuccess && !how.kept && how.both) {
+                uint16_t *behind = a->room + (size_t)gemm_half_rows(rows) * g.m.k;
+                g.second.half = behind;
+                e = kcu_unpack(&next, &g.second, behind);
+            }
+            if (e == cudaSuccess)
+                e = gemm_half_run(&next, &g);
+            next.stamp = NULL;
+            if (e != cudaSuccess || how.both)
+                return e;
+        }
+    }
+    return cudaSuccess;
 }
 
 extern "C" cudaError_t kcu_gemm(const struct kcu_launch *l, const struct kcu_linear *a)
 {
+    const by_half half = halves_of(a);
+    if (half.rows != 0 && a->n != 0)
+        return run_half(l, a, half);
     const bool large = wide(a), here = !large && !l->fixed && gemm_async_here(), both = together(l, a);
     struct kcu_launch next = *l;
     for (uint32_t i = 0; i < a->n_mats && a->n != 0; i++) {
         if (a->m[i].w == NULL)
             continue;
-        struct gemm g = {.m = a->m[i],
-                         .h = (const __half *)a->in.h,
-                         .h_pitch = a->in.h_pitch,
-                         .h_scale = a->in.h_scale,
-                         .y = a->y + a->col[i],
-                         .y_pitch = a->y_pitch,
-                         .n = a->n,
-                         .accumulate = a->accumulate};
+        struct gemm g = of_mat(a, i);
         const bool async = here && gemm_async_takes(a->n, &a->m[i]);
         enum gemm_shape how = GEMM_LARGE;
         if (both) {

@@ -20,8 +20,9 @@ struct gemm {
     const int32_t *tiles; /* grouped: [0] number of tiles; then per tile matrix, first entry, entries */
     const int32_t *from;  /* grouped: entry -> activation row */
     const int32_t *to;    /* grouped: entry -> output row */
-    struct kcu_mat second; /* gemm_async_run(), gemm_wide_run(): another weight of the same type and K, or w NULL */
+    struct kcu_mat second; /* gemm_async_run(), gemm_wide_run(), gemm_half_run(): another weight of the same type and K, or w NULL */
     float *second_y;
+    bool kept; /* gemm_half_run(): weights were there before the step */
     uint32_t share;
 };
 
@@ -49,6 +50,19 @@ struct gemm_how gemm_async_how(uint32_t n, const struct kcu_mat *m);
 bool gemm_wide_here(void);
 uint32_t gemm_wide_rows(uint32_t n, const struct kcu_mat *m);
 cudaError_t gemm_wide_run(const struct kcu_launch *l, const struct gemm *g, uint32_t per, uint32_t tiles);
+
+/* The same where gemm_half_takes() says so, from weights that are there as f16 (kcu_unpack()): row r lies at gemm_half_row(r) of gemm_half_rows(), `k` values
+ * each. Only where l->fixed is not set may a row's result depend on how it is computed. */
+static inline __host__ __device__ uint32_t gemm_half_rows(uint32_t rows)
+{
+    return (rows + 15) / 16 * 16;
+}
+static inline __host__ __device__ uint32_t gemm_half_row(uint32_t r)
+{
+    return (r & ~15u) + (r & 15) / 4 * 2 + (r & 2) * 4 + r % 2;
+}
+bool gemm_half_takes(const struct gemm *g);
+cudaError_t gemm_half_run(const struct kcu_launch *l, const struct gemm *g);
 
 /* Grouped products of weights that takes() says: tiles of up to GEMM_EXPERTS_ROWS rows. act: or NULL; where g has a second weight, silu(first) * second of a
  * row; y may then be NULL. A row's bits do not depend on its tile, but they are not those of the others. */

@@ -137,6 +137,22 @@ template <> __device__ __forceinline__ void wgmma_tiles<128>(float *c, uint64_t 
                  : "l"(a), "l"(b), "r"(add));
 }
 
+template <> __device__ __forceinline__ void wgmma_tiles<192>(float *c, uint64_t a, uint64_t b, uint32_t add)
+{
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %98, 0; wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 {"
+                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+                 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+                 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
+                 "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
+                 "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+                 "}, %96, %97, p, 1, 1, 0, 0; }"
+                 : QUAD(0), QUAD(4), QUAD(8), QUAD(12), QUAD(16), QUAD(20), QUAD(24), QUAD(28), QUAD(32), QUAD(36),
+                   QUAD(40), QUAD(44), QUAD(48), QUAD(52), QUAD(56), QUAD(60), QUAD(64), QUAD(68), QUAD(72), QUAD(76),
+                   QUAD(80), QUAD(84), QUAD(88), QUAD(92)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
 template <> __device__ __forceinline__ void wgmma_tiles<256>(float *c, uint64_t a, uint64_t b, uint32_t add)
 {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %130, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
