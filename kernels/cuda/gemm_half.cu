@@ -354,22 +354,23 @@ bool gemm_half_takes(const struct gemm *g)
 }
 
 /* Shapes of a tile. */
-enum { SHAPES = 7, SHARED_UP_TO = 512 /* rows: more have the same bits in any company */ };
+enum { SHAPES = 7, SHARED_UP_TO = 512 /* rows: more have the same bits in any company */, POWER_FROM = 1024 };
 static const struct {
     uint32_t rows, cols;
     enum half_way way;
 } SHAPE[SHAPES] = {{128, 256, TOGETHER}, {128, 192, TOGETHER}, {128, 128, TOGETHER}, {128, 128, ALONE},
                    {128, 192, ALONE},    {192, 128, ALONE},    {128, 128, SHARED}};
 
-/* Cycles as measured: steps of K, the multiplying of which the cache limits too, and storing a tile; SHARED: of fewer blocks at a time, and to
- * join. */
+/* Cycles as measured: steps of K, and storing a tile; SHARED: of fewer blocks at a time, and to join. What is brought counts a little, but of
+ * many rows, where the card's power limits all, as much as it takes of that. */
 static uint64_t cycles(const struct gemm *g, uint32_t n, uint32_t i, uint32_t share)
 {
     static const uint32_t slots[MAX_SHARE + 1] = {1, 132, 130, 108, 96};
     const uint32_t c = SHAPE[i].cols, r = SHAPE[i].rows, steps = (g->m.k / BK + share - 1) / share,
-                   wide = (g->m.rows + c - 1) / c + (g->second.w != NULL ? (g->second.rows + c - 1) / c : 0);
+                   wide = (g->m.rows + c - 1) / c + (g->second.w != NULL ? (g->second.rows + c - 1) / c : 0),
+                   bring = n > POWER_FROM ? 2 * (r + c) : (r + c) / 2;
     const uint64_t rounds = ((uint64_t)wide * ((n + r - 1) / r) * share + slots[share] - 1) / slots[share],
-                   multiply = (uint64_t)steps * (r * c * 11 / 320 + (r + c) / 2),
+                   multiply = (uint64_t)steps * (r * c * 11 / 320 + bring),
                    store = 2500 + r * c / 7 * (g->accumulate ? 2 : 1) + (share > 1 ? 4000 : 0), both = (multiply + store) / 2;
     return SHAPE[i].way == ALONE ? rounds * (multiply > both ? multiply : both) + store : rounds * (multiply + store);
 }
