@@ -85,7 +85,8 @@ void cuda_selftest_experts(struct check *t)
         check_pair(t, type, 3, 70, 72, 256);
         if (t->small)
             continue;
-        check_pieces(t, type, 3, 1024, 8000, 256); /* on 132 multiprocessors about five pieces a block, of 96 rows */
+        check_pieces(t, type, 3, 1024, 8000, 256); /* on 132 multiprocessors about ten pieces a block, of 96 rows */
+        check_pieces(t, type, 8, 256, 12000, 256);
         check_pieces(t, type, 3, 1000, 4000, 512);
         check_pieces(t, type, 3, 40, 30000, 256); /* of 16 to 48 rows */
         check_pieces(t, type, 64, 1024, 1900, 256); /* the last 256 weight rows: less than half */

@@ -34,6 +34,14 @@ static __device__ __forceinline__ void bring_box(void *to, const CUtensorMap *ma
                  "l"(map), "r"(col), "r"(row), "r"(smem_of(b))
                  : "memory");
 }
+
+/* Of several such matrices, one behind the other. */
+static __device__ __forceinline__ void bring_box(void *to, const CUtensorMap *map, uint32_t col, uint32_t row, uint32_t mat, uint64_t *b)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(smem_of(to)),
+                 "l"(map), "r"(col), "r"(row), "r"(mat), "r"(smem_of(b))
+                 : "memory");
+}
 #endif
 
 #endif

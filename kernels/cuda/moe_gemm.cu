@@ -8,8 +8,8 @@ enum {
     GROUP_LOADS = 8, /* that a thread has under way */
     GROUP_BLOCKS = 8,
     GROUP_ALONE = 1024, /* pairs of one block */
-    BOXES_LEAST = 16,   /* rows of an expert */
-    BOXES_MOST = 64
+    BOXES_LEAST = 2, /* rows of an expert */
+    BOXES_MOST = 128
 };
 
 /* Rows per tile. Half as many again as the average, since routing is uneven; wide ones where they are filled. */
@@ -145,8 +145,8 @@ static bool together(const struct kcu_launch *l, const struct kcu_grouped *a, ui
            (a->boxes ? a->m[0].rows == a->m[1].rows : tile == GEMM_WIDE_ROWS || (a->m[0].k % 128 == 0 && !l->fixed && gemm_async_here()));
 }
 
-/* For how many rows of an expert boxes are faster, as measured: with fewer reading the weights is what takes time, with more the wide tiles of gemm_wide.cu
- * are better. A row's bits differ between them: where they must not depend on the number of rows, the others do all. */
+/* For how many rows of an expert boxes are faster, as measured: with more the wide tiles of gemm_wide.cu are better. A row's bits differ from those that the
+ * other products give it: where they must not depend on the number of rows, those do all. */
 extern "C" bool kcu_grouped_boxes(const struct kcu_launch *l, const struct kcu_mat *m, uint32_t n, uint32_t n_used)
 {
     const size_t pairs = (size_t)power_above(n) * n_used;
