@@ -47,6 +47,15 @@ static enum rs_result place(struct cuda_gpu *g, struct cuda_rank *r, uint16_t *t
     return RS_OK;
 }
 
+/* Zeros, since rows are read in groups of 16 and those past the end are not made. */
+static enum rs_result zeroed(struct cuda_gpu *g, uint16_t **p, size_t n, struct rs_error *err)
+{
+    cudaError_t e = cudaMalloc((void **)p, n * sizeof **p);
+    if (e == cudaSuccess)
+        e = cudaMemsetAsync(*p, 0, n * sizeof **p, g->stream);
+    return e != cudaSuccess ? cuda_fail(err, e, "weights as f16", g->device) : RS_OK;
+}
+
 static enum rs_result keep(struct cuda_gpu *g, struct rs_error *err)
 {
     size_t all = 0, have = 0, total = 0, n = 0;
@@ -62,9 +71,9 @@ static enum rs_result keep(struct cuda_gpu *g, struct rs_error *err)
         rc = place(g, r, NULL, &n, err);
         if (n == 0)
             continue;
-        cudaError_t e = cudaMalloc((void **)&r->kept, n * sizeof *r->kept);
-        if (e != cudaSuccess)
-            return cuda_fail(err, e, "weights as f16", g->device);
+        rc = zeroed(g, &r->kept, n, err);
+        if (rc != RS_OK)
+            break;
         r->bytes_weights += n * sizeof *r->kept;
         rc = place(g, r, r->kept, &n, err);
     }
@@ -94,9 +103,6 @@ enum rs_result cuda_room_open(struct cuda_gpu *g, struct rs_error *err)
             }
     if (g->n_room == 0)
         return RS_OK;
-    cudaError_t e = cudaMalloc((void **)&g->room, g->n_room * sizeof *g->room);
-    if (e != cudaSuccess)
-        return cuda_fail(err, e, "weights as f16", g->device);
     g->local[0].bytes_buffers += g->n_room * sizeof *g->room;
-    return RS_OK;
+    return zeroed(g, &g->room, g->n_room, err);
 }
