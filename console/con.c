@@ -34,7 +34,9 @@ static void drop_template(struct con *con)
 void con_fini(struct con *con)
 {
     serving_free(con->serving);
+    con->serving = NULL;
     scr_script_close(con->script);
+    con->script = NULL; /* events still come while the engine is asked to end */
     free(con->script_model);
     if (con->stop_engine && con->engine != NULL && !con->lost)
         daemon_stop(con, NULL);
