@@ -13,7 +13,9 @@
 #include "engine/patch_host.h"
 
 enum { ROWS = 16, MAX_LISTED = 64 }; /* rows of a step that a live shadow keeps; ops in its report */
-static const uint64_t MAX_BYTES = 1ull << 30;
+/* Pairs are ordered by expert over the whole step: it is compared with all of its rows or not at all. So ops of experts keep more rows where that is cheap,
+ * in memory and therefore in time. */
+static const uint64_t MAX_BYTES = 1ull << 30, EXPERTS_BYTES = 64ull << 20;
 
 struct found {
     double worst, sum;
@@ -26,6 +28,7 @@ struct shadow {
     struct runtime *rt;        /* NULL: it has ended */
     const char *why;           /* it ended; static */
     char failed[480];          /* it ended because of this; else "" */
+    uint32_t rows;             /* of a step that are kept */
     uint32_t steps, wanted;
     uint64_t compared, other_sets;
     double worst, sum, us;     /* relative L2; time that it took */
@@ -290,12 +293,37 @@ static bool concerns(const struct shadow *s, const struct op *o)
     return o->kind == s->user->impl.kind && plan_glob(s->glob, o->site);
 }
 
+/* Rows of a buffer for a row of the batch. */
+static uint64_t rows_each(const struct shadow *s, const struct op_ref *r)
+{
+    return r->buf == BUF_MGU || r->buf == BUF_MACT ? s->rt->prog.hp->n_used : 1;
+}
+
+static uint64_t row_bytes(const struct shadow *s, const struct op *o, const struct op_ref *r)
+{
+    uint64_t width = 0;
+    for (uint32_t k = 0; k < s->rt->cfg.ranks && r->buf != BUF_NONE; k++)
+        width += plan_ref_width(&s->rt->prog, o, r, k);
+    return rows_each(s, r) * width * sizeof(float);
+}
+
+static uint32_t rows_kept(const struct shadow *s)
+{
+    const struct program *p = &s->rt->prog;
+    uint64_t each = 0, rows = ROWS;
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        if (concerns(s, &p->ops[i]) && (p->ops[i].kind == OP_MOE_GATE_UP || p->ops[i].kind == OP_MOE_DOWN))
+            each += row_bytes(s, &p->ops[i], &p->ops[i].in[0]) + row_bytes(s, &p->ops[i], &p->ops[i].in[1]) + row_bytes(s, &p->ops[i], &p->ops[i].out[0]);
+    if (each != 0 && EXPERTS_BYTES / each > rows)
+        rows = EXPERTS_BYTES / each;
+    return rows < s->rt->cfg.batch_tokens ? (uint32_t)rows : s->rt->cfg.batch_tokens;
+}
+
 static bool add(struct shadow *s, const struct op *o, bool before, uint8_t index, uint64_t *bytes)
 {
     const struct op_ref *r = probe_ref(o, before, index);
-    const bool pairs = r->buf == BUF_MGU || r->buf == BUF_MACT;
     const uint32_t n = s->rt->cfg.ranks;
-    const uint64_t most = s->rt->cfg.batch_tokens < ROWS ? s->rt->cfg.batch_tokens : ROWS, rows = pairs ? most * s->rt->prog.hp->n_used : most;
+    const uint64_t rows = s->rows * rows_each(s, r);
     struct probe_obs *x = &s->obs[s->n_obs];
     *x = (struct probe_obs){.op = o->index, .before = before, .index = index, .bits = PROBE_COPY, .copied = calloc(n, sizeof *x->copied)};
     if (x->copied == NULL)
@@ -367,6 +395,7 @@ enum rs_result shadow_start(struct engine *e, const struct patch_user *user, con
     *s = (struct shadow){.user = user, .rt = e->rt, .wanted = steps, .n_ops = p->n_ops, .found = calloc(p->n_ops, sizeof *s->found),
                          .site = calloc(p->n_ops, sizeof *s->site), .obs = calloc((size_t)p->n_ops * (OP_MAX_IN + OP_MAX_OUT + 1) + 1, sizeof *s->obs)};
     snprintf(s->glob, sizeof s->glob, "%s", glob);
+    s->rows = rows_kept(s);
     bool ok = s->found != NULL && s->site != NULL && s->obs != NULL;
     for (uint32_t i = 0; i < p->n_ops && ok && bytes <= MAX_BYTES; i++) {
         if (!concerns(s, &p->ops[i]))

@@ -71,6 +71,23 @@ static void test_kinds(struct rs_engine *e, const char *mode, int32_t plain[STRE
     }
 }
 
+/* A step of more rows than a shadow of other ops keeps: pairs of experts are ordered over all of it. */
+static void test_prompt(struct rs_engine *e, const char *name)
+{
+    char text[400] = "'text':'";
+    int32_t out[4];
+    size_t n;
+    while (strlen(text) < sizeof text - 16)
+        strcat(text, "a cat ");
+    strcat(text, "'");
+    json_decref(talk(e, "patch.live", "{'impl':'%s','steps':1}", name));
+    json_decref(talk_generate(e, text, 4, out, 4, &n));
+    json_t *r = talk(e, "patch.live.get", "{}");
+    tap_ok(talk_num(r, "shadow.steps") == 1 && talk_num(r, "shadow.compared") == 5 && talk_num(r, "shadow.worst") < 3e-2,
+           "%s beside a long prompt: %g ops of experts compared, apart by %.2g at most", name, talk_num(r, "shadow.compared"), talk_num(r, "shadow.worst"));
+    json_decref(r);
+}
+
 static void test_drift(struct rs_engine *e)
 {
     const char *msg;
@@ -160,6 +177,8 @@ int main(void)
         tap_ok(serve(e, plain), "%s: %d answers at once", MODES[m], STREAMS);
         test_kinds(e, MODES[m], plain);
     }
+    test_prompt(e, "moe_gate_up-plain");
+    test_prompt(e, "moe_down-plain");
     test_drift(e);
     test_promote(e);
     test_ends(e);
