@@ -57,6 +57,10 @@ struct backend_step {
      * who waits where for whom. True: give the step up (RS_ECANCELLED). NULL: nobody asks. */
     bool (*stuck)(void *arg, double seconds, const char *where);
     void *stuck_arg;
+    /* Where backend_ops.overlaps: called on the control thread while devices compute, again and again as long as it says that more is to be done. It may not
+     * change what the step reads. NULL: there is nothing. */
+    bool (*meanwhile)(void *arg);
+    void *meanwhile_arg;
 };
 
 /* When a rank came to a collective of the last step and when it had the sum, in us on a clock that all ranks share. ready 0: it did not run. */
@@ -89,6 +93,7 @@ struct backend_ops {
     const char *name;
     bool inspects_next; /* runs observers in steps of the NextN block too */
     bool pads;     /* graphs compute the rows between a batch and its bucket too, so buckets lie close together */
+    bool overlaps; /* the control thread is free during a step */
     bool inspects; /* runs observers and hooks, and has cache_get, cache_put and pairs */
     void (*close)(struct backend *);
     /* Runs the whole step. Errors: RS_ESTATE (an op cannot be captured; err names it), RS_EENGINE (device). */

@@ -377,6 +377,11 @@ enum rs_result cuda_all(struct cuda *c, void (*work)(struct cuda_gpu *), struct 
         loading_look(c->lim.loading);
         pthread_mutex_lock(&c->lock);
     }
+    for (bool more = c->meanwhile != NULL; more && c->running != 0;) {
+        pthread_mutex_unlock(&c->lock);
+        more = c->meanwhile(c->meanwhile_arg);
+        pthread_mutex_lock(&c->lock);
+    }
     while (c->running != 0 && c->lim.loading == NULL && !c->stuck.asks && !c->span.waits)
         pthread_cond_wait(&c->idle, &c->lock);
     while (c->running != 0) { /* while weights are loaded, and in a step: who waits is told, and may stop it */
@@ -624,6 +629,7 @@ static const struct backend_ops CUDA_OPS = {
     .likeliest = cuda_logits_likeliest,
     .replays = cuda_replays,
     .pads = true,
+    .overlaps = true,
     .inspects = true,
     .inspects_next = true,
     .read = cuda_look_read,

@@ -130,6 +130,8 @@ struct cuda {
     const struct hparams *hp;
     const struct weights *w;
     const struct shard_plan *shard;
+    bool (*meanwhile)(void *arg); /* of the step that runs: what its thread does while GPUs compute, or NULL */
+    void *meanwhile_arg;
     uint8_t wanted[32][8]; /* steps of more than CUDA_EAGER_ROWS rows by size: power of two, eighth of the way to the next */
     const struct program *prog[2];
     struct backend_limits lim;

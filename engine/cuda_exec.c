@@ -397,7 +397,10 @@ enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, stru
     c->stuck.asks = s->stuck != NULL && s->hook == NULL && c->n_gpus > 1 && c->lim.span == NULL;
     c->stuck.since_us = c->stuck.told_us = (double)now_us();
     cuda_span_begin(c, s);
+    c->meanwhile = c->lim.span == NULL && s->hook == NULL ? s->meanwhile : NULL;
+    c->meanwhile_arg = s->meanwhile_arg;
     rc = s->hook != NULL ? walk_held(c, s, err) : cuda_all(c, job_step, err);
+    c->meanwhile = NULL;
     c->stuck.asks = false;
     c->epoch += c->gpu[0].n_reduces;
     if (rc == RS_OK)

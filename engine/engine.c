@@ -94,7 +94,7 @@ static void drop_sequences(struct engine *e)
     }
     e->seqs_last = NULL;
     e->wait = e->done = (struct seq_queue){0};
-    e->n_run = e->n_in_batch = 0;
+    e->n_run = e->n_in_batch = e->n_late = 0;
     e->starved = NULL;
 }
 

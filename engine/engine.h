@@ -8,6 +8,7 @@
 #include "engine/baseline.h"
 #include "engine/batch.h"
 #include "engine/brk.h"
+#include "engine/deliver.h"
 #include "engine/model.h"
 #include "engine/observe.h"
 #include "engine/patch.h"
@@ -88,6 +89,8 @@ struct engine {
     struct sample_scratch *scratch; /* [n_scratch] one for each worker */
     struct sample_pick *picks;  /* [max_logits] tokens that were chosen before their sequences' turn */
     unsigned n_scratch;
+    struct deliver_late *late;  /* [max_logits] tokens that are delivered while the next step runs */
+    uint32_t n_late;
     struct spec spec;
 
     struct observe observe;     /* taps and watchpoints */
@@ -141,6 +144,8 @@ struct runtime_config engine_default_config(const struct model *m);
 /* sched.c */
 /* Put the next rows into e->batch. false: nothing to do. Allocates nothing. */
 bool sched_build(struct engine *e);
+/* Do those who wait fill a step of a device that leaves the control thread free? Then it had better begin, and more can be taken in meanwhile. */
+bool sched_plenty(const struct engine *e);
 /* The step is done: rows of known tokens count as cached, full blocks are published. */
 void sched_commit(struct engine *e);
 /* Drafts up to position n - 1 were right: their rows count too. */

@@ -41,6 +41,8 @@ libengine_a_SOURCES = \
 	engine/cpu_user.c \
 	engine/cuda_user.c \
 	engine/cuda_user.h \
+	engine/deliver.c \
+	engine/deliver.h \
 	engine/delta.c \
 	engine/delta.h \
 	engine/donor.c \

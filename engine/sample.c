@@ -14,6 +14,11 @@ void sample_defaults(struct sample_params *p)
     p->penalty_last_n = 64;
 }
 
+bool sample_honest(const struct sample_params *p)
+{
+    return p->n_bias == 0 && p->repeat_penalty == 1 && p->frequency_penalty == 0 && p->presence_penalty == 0 && p->temp <= 1 && p->typical_p >= 1;
+}
+
 static uint64_t splitmix(uint64_t *x)
 {
     uint64_t z = (*x += 0x9e3779b97f4a7c15u);

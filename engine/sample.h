@@ -63,6 +63,8 @@ void sample_row_join(struct sample_row *a, const struct sample_row *b, float tem
 
 void sample_defaults(struct sample_params *p);
 void sample_seed(struct sample_rng *r, uint64_t seed);
+/* Do tokens come from the distribution that the logits stand for, or from one that was bent further away from it? */
+bool sample_honest(const struct sample_params *p);
 /* history: the sequence's tokens so far (n of them). Returns the token's id. NaN counts as minus infinity; if nothing is finite, id 0. */
 int32_t sample_token(const struct sample_params *p, struct sample_rng *r, const float *logits, uint32_t vocab, const int32_t *history, uint32_t n,
                      struct sample_scratch *scratch, struct sample_info *info);

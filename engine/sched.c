@@ -155,7 +155,10 @@ void sched_free_arrays(struct engine *e)
     free(e->in_batch);
     free_scratch(e->scratch, e->n_scratch);
     free(e->picks);
+    free(e->late);
     e->picks = NULL;
+    e->late = NULL;
+    e->n_late = 0;
     e->scratch = NULL;
     e->n_scratch = 0;
     e->row_seq = e->run = e->in_batch = NULL;
@@ -174,8 +177,9 @@ enum rs_result sched_arrays(struct engine *e, struct rs_error *err)
     unsigned n_scratch = e->pool != NULL ? pool_size(e->pool) : 1;
     struct sample_scratch *scratch = make_scratch(n_scratch, e->model->hp.vocab, krn_cpu_vec(e->isa));
     struct sample_pick *picks = calloc(c->max_logits, sizeof *picks);
+    struct deliver_late *late = calloc(c->max_logits, sizeof *late);
     struct spec spec = {0};
-    if (!spec_arrays(&spec, c) || !got || row_seq == NULL || run == NULL || in_batch == NULL || scratch == NULL || picks == NULL) {
+    if (!spec_arrays(&spec, c) || !got || row_seq == NULL || run == NULL || in_batch == NULL || scratch == NULL || picks == NULL || late == NULL) {
         spec_free_arrays(&spec);
         batch_free(&b);
         free(row_seq);
@@ -183,6 +187,7 @@ enum rs_result sched_arrays(struct engine *e, struct rs_error *err)
         free(in_batch);
         free_scratch(scratch, n_scratch);
         free(picks);
+        free(late);
         return error_set(err, RS_ENOMEM, "out of memory for the batch");
     }
     uint32_t n_run = e->n_run;
@@ -200,6 +205,7 @@ enum rs_result sched_arrays(struct engine *e, struct rs_error *err)
     e->scratch = scratch;
     e->n_scratch = n_scratch;
     e->picks = picks;
+    e->late = late;
     return RS_OK;
 }
 
@@ -423,6 +429,16 @@ bool sched_build(struct engine *e)
         start_waiting(e);
     b->bucket = bucket(b->n_rows, b->cap, e->rt->backend != NULL && e->rt->backend->ops->pads);
     return b->n_rows != 0;
+}
+
+bool sched_plenty(const struct engine *e)
+{
+    uint64_t rows = 0;
+    if (e->rt == NULL || !e->rt->backend->ops->overlaps)
+        return false;
+    for (const struct seq *s = e->wait.first; s != NULL && rows < e->batch.cap; s = s->q_next)
+        rows += s->n;
+    return rows >= e->batch.cap;
 }
 
 static void publish(struct kv *kv, struct seq *s)

@@ -16,6 +16,9 @@
 #include "engine/msg.h"
 #include "engine/now.h"
 
+/* Bytes of what a client sends, until it sends a longer request. */
+enum { IN_START = 1 << 16 };
+
 /* Bytes of a client's queue: at first, what tokens alone may make it, and with a single large reply. */
 enum { QUEUE_START = 1 << 20, QUEUE_TOKENS = 1 << 26, QUEUE_MAX = 1 << 30 };
 
@@ -47,7 +50,7 @@ static bool add_client(struct server *s, int fd)
         struct client *c = &s->c[i];
         if (c->fd >= 0)
             continue;
-        *c = (struct client){.fd = fd, .out = malloc(QUEUE_START), .cap_out = QUEUE_START, .in = malloc(4096), .cap_in = 4096};
+        *c = (struct client){.fd = fd, .out = malloc(QUEUE_START), .cap_out = QUEUE_START, .in = malloc(IN_START), .cap_in = IN_START};
         if (c->out == NULL || c->in == NULL || fcntl(fd, F_SETFL, O_NONBLOCK) < 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) < 0) {
             free(c->out);
             free(c->in);
@@ -224,9 +227,10 @@ void server_flush(struct server *s)
     }
 }
 
-/* Carry out the complete requests in c->in. */
-static void take_requests(struct server *s, int i)
+/* Carry out the complete requests in c->in; submits: up to one that is something else. */
+static void take_requests(struct server *s, int i, bool submits)
 {
+    static const char SUBMIT[] = "submit";
     struct client *c = &s->c[i];
     size_t at = 0;
     while (!c->drop && c->n_in - at >= sizeof(struct wire_head)) {
@@ -249,7 +253,10 @@ static void take_requests(struct server *s, int i)
             }
             break;
         }
+        if (submits && (h.text_len < sizeof SUBMIT || memcmp(c->in + at + sizeof h, SUBMIT, sizeof SUBMIT) != 0))
+            break;
         c->taken = at + whole;
+        deliver_pending(s->e);
         msg_handle(s->e, i, h.id, (const char *)c->in + at + sizeof h, h.text_len, c->in + at + sizeof h + h.text_len, h.blob_len);
         at += whole;
     }
@@ -296,15 +303,15 @@ static void read_client(struct server *s, int i)
     for (;;) {
         if (c->n_in == c->cap_in) {
             size_t had = c->n_in;
-            take_requests(s, i);
+            take_requests(s, i, false);
             if (c->drop || (c->n_in == had && c->n_in == c->cap_in))
                 return;
         }
         ssize_t n = recv(c->fd, c->in + c->n_in, c->cap_in - c->n_in, MSG_DONTWAIT);
         if (n > 0) {
             c->n_in += (size_t)n;
-            take_requests(s, i);
-            if (c->drop || s->stopping)
+            take_requests(s, i, false);
+            if (c->drop || s->stopping || sched_plenty(s->e))
                 return;
             continue;
         }
@@ -314,6 +321,27 @@ static void read_client(struct server *s, int i)
             c->drop = true;
         return;
     }
+}
+
+/* Whether something was read or carried out. */
+static bool admit(struct server *s, int i)
+{
+    struct client *c = &s->c[i];
+    const ssize_t n = c->n_in < c->cap_in ? recv(c->fd, c->in + c->n_in, c->cap_in - c->n_in, MSG_DONTWAIT) : -1;
+    if (n > 0) /* that it has left is seen at the end of the step, behind what it has asked for */
+        c->n_in += (size_t)n;
+    const size_t had = c->n_in;
+    take_requests(s, i, true);
+    return !c->drop && (n > 0 || c->n_in != had);
+}
+
+bool server_admit(struct server *s)
+{
+    bool more = false;
+    for (int i = 0; i < SERVER_MAX_CLIENTS; i++)
+        if (s->c[i].fd >= 0 && !s->c[i].drop)
+            more |= admit(s, i);
+    return more;
 }
 
 static void accept_clients(struct server *s)
@@ -344,6 +372,13 @@ void server_poll(struct server *s, int timeout_ms)
 {
     struct pollfd p[SERVER_MAX_CLIENTS + 1];
     int slot[SERVER_MAX_CLIENTS + 1], n = 0;
+    for (int i = 0; i < SERVER_MAX_CLIENTS; i++) { /* what was read during a step, and is of another kind */
+        const size_t had = s->c[i].n_in;
+        if (s->c[i].fd >= 0 && had != 0)
+            take_requests(s, i, false);
+        if (s->c[i].n_in != had)
+            timeout_ms = 0;
+    }
     if (s->listen_fd >= 0) {
         p[n] = (struct pollfd){.fd = s->listen_fd, .events = POLLIN};
         slot[n++] = -1;

@@ -22,6 +22,10 @@ void server_close(struct server *s);
 /* Look at all sockets; wait up to timeout_ms for something to happen (0: do not wait). Carries out complete requests. */
 void server_poll(struct server *s, int timeout_ms);
 
+/* During a step: carries out those requests that only ask for a new stream, as far as they have come and stand before any other one of their client. Does not
+ * wait. Whether there may be more. */
+bool server_admit(struct server *s);
+
 /* Whether a request of that method waits behind the one of this client that is being carried out; nothing is taken, and nothing carried out. For the control thread inside of a long
  * request, which may be asked to give it up. */
 bool server_foresees(const struct server *s, int slot, const char *method);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/deliver.h"
 #include "engine/engine.h"
 #include "engine/error.h"
 #include "engine/guard.h"
@@ -178,29 +179,12 @@ static void prune(struct engine *e)
     }
 }
 
-static void emit_rest(struct engine *e, struct seq *s)
-{
-    char tail[8];
-    size_t n = vocab_stream_flush(&s->stream, tail, sizeof tail);
-    char *dst = s->thinking ? s->thought : s->text;
-    size_t *len = s->thinking ? &s->n_thought : &s->n_text;
-    if (n != 0 && *len + n <= s->text_cap) {
-        memcpy(dst + *len, tail, n);
-        *len += n;
-        if (s->thinking)
-            server_token(e->server, s->subscribers, s->id, -1, RS_TOKEN_THINKING, tail, n, NULL, 0);
-    }
-    if (s->n_text > s->n_sent) { /* held back for a stop string that did not come */
-        server_token(e->server, s->subscribers, s->id, -1, 0, s->text + s->n_sent, s->n_text - s->n_sent, NULL, 0);
-        s->n_sent = s->n_text;
-    }
-}
-
 void step_finish(struct engine *e, struct seq *s, enum seq_stop why)
 {
     if (s->state == SEQ_DONE)
         return;
-    emit_rest(e, s);
+    deliver_pending(e);
+    deliver_rest(e, s);
     remember(e, s);
     sched_end(e, s);
     s->stop = why;
@@ -209,89 +193,6 @@ void step_finish(struct engine *e, struct seq *s, enum seq_stop why)
     s->done = done_object(e, s);
     server_event_mask(e->server, s->subscribers, RS_EVENT_DONE, s->id, s->done);
     prune(e);
-}
-
-/* How many bytes at the end of text could be the beginning of a stop string. */
-static size_t could_be_stop(const struct seq *s)
-{
-    size_t most = 0;
-    for (uint32_t i = 0; i < s->n_stops; i++) {
-        size_t len = strlen(s->stops[i]);
-        for (size_t k = len < s->n_text ? len : s->n_text; k > most; k--)
-            if (memcmp(s->text + s->n_text - k, s->stops[i], k) == 0) {
-                most = k;
-                break;
-            }
-    }
-    return most;
-}
-
-/* Where the first complete stop string begins at or after `from`, or SIZE_MAX. */
-static size_t find_stop(const struct seq *s, size_t from)
-{
-    size_t best = SIZE_MAX;
-    for (uint32_t i = 0; i < s->n_stops; i++) {
-        size_t len = strlen(s->stops[i]);
-        for (size_t at = from; at + len <= s->n_text && at < best; at++)
-            if (memcmp(s->text + at, s->stops[i], len) == 0)
-                best = at;
-    }
-    return best;
-}
-
-/* The token that was appended last, with its log-probabilities if they are kept. */
-static void send_token(struct engine *e, const struct seq *s, int32_t id, uint32_t flags, const char *text, size_t len)
-{
-    const struct seq_logprob *p = s->n_logprobs != 0 ? s->logprobs + (size_t)(s->n_out - 1) * s->n_logprobs : NULL;
-    server_token(e->server, s->subscribers, s->id, id, flags, text, len, p, s->n_logprobs * sizeof *p);
-}
-
-/* Append a token's text and pass on what may be shown. Returns the reason to stop, or SEQ_STOP_NONE. Allocates nothing. */
-static enum seq_stop deliver(struct engine *e, struct seq *s, int32_t id)
-{
-    size_t plen;
-    const char *piece = vocab_piece(e->model->vocab, id, &plen);
-    bool special = vocab_is_special(e->model->vocab, id);
-    char buf[1024];
-    size_t cap = sizeof buf;
-    if (special && piece != NULL && plen == 8 && memcmp(piece, "</think>", 8) == 0 && s->thinking) {
-        s->thinking = false;
-        send_token(e, s, id, RS_TOKEN_SPECIAL, "", 0);
-        return SEQ_STOP_NONE;
-    }
-    if (!special && s->thinking && plen == 8 && memcmp(piece, "</think>", 8) == 0) {
-        s->thinking = false; /* a user-defined token in some files */
-        send_token(e, s, id, RS_TOKEN_SPECIAL, "", 0);
-        return SEQ_STOP_NONE;
-    }
-    size_t n = vocab_stream_put(e->model->vocab, &s->stream, id, s->special, buf, cap);
-    if (n == SIZE_MAX)
-        n = 0;
-    health_text(&s->health, buf, n);
-    uint32_t flags = special ? RS_TOKEN_SPECIAL : 0;
-    if (s->thinking) {
-        n = n < s->text_cap - s->n_thought ? n : s->text_cap - s->n_thought;
-        memcpy(s->thought + s->n_thought, buf, n);
-        s->n_thought += n;
-        send_token(e, s, id, flags | RS_TOKEN_THINKING, buf, n);
-        return SEQ_STOP_NONE;
-    }
-    size_t before = s->n_text;
-    n = n < s->text_cap - s->n_text ? n : s->text_cap - s->n_text;
-    memcpy(s->text + s->n_text, buf, n);
-    s->n_text += n;
-    size_t longest = 0;
-    for (uint32_t i = 0; i < s->n_stops; i++)
-        longest = strlen(s->stops[i]) > longest ? strlen(s->stops[i]) : longest;
-    size_t hit = s->n_stops != 0 ? find_stop(s, before > longest ? before - longest : 0) : SIZE_MAX;
-    if (hit != SIZE_MAX)
-        s->n_text = hit;
-    size_t show = hit != SIZE_MAX ? s->n_text : s->n_text - could_be_stop(s);
-    if (show < s->n_sent)
-        show = s->n_sent;
-    send_token(e, s, id, flags, s->text + s->n_sent, show - s->n_sent);
-    s->n_sent = show;
-    return hit != SIZE_MAX ? SEQ_STOP_STRING : SEQ_STOP_NONE;
 }
 
 /* What the device says of a wanted row. */
@@ -385,6 +286,13 @@ static void keep_logprobs(struct engine *e, struct seq *s, uint32_t row)
         p[k] = k <= n ? (struct seq_logprob){top[k - 1].id, top[k - 1].logit + shift} : (struct seq_logprob){-1, 0};
 }
 
+/* May this token be delivered while the next step runs? Not where that may end the sequence, or more than its text is sent. */
+static bool can_wait(const struct engine *e, const struct seq *s, bool end)
+{
+    const struct backend *b = e->rt->backend;
+    return b->ops->overlaps && e->spec.n == 0 && s->n_stops == 0 && s->n_logprobs == 0 && (!end || s->ignore_eos) && s->n_out + 1 < s->max_out && s->n + 1 < s->cap;
+}
+
 /* Take the next token of a sequence whose logits are there. */
 static enum seq_stop advance(struct engine *e, struct seq *s, uint32_t row, uint64_t now)
 {
@@ -393,10 +301,11 @@ static enum seq_stop advance(struct engine *e, struct seq *s, uint32_t row, uint
         choose(e, s, row, 0);
     int32_t id = p->id;
     struct sample_info info = p->info;
-    bool end = vocab_is_eog(e->model->vocab, id);
-    bool honest = s->sp.n_bias == 0 && s->sp.repeat_penalty == 1 && s->sp.frequency_penalty == 0 && s->sp.presence_penalty == 0 && s->sp.temp <= 1 &&
-                  s->sp.typical_p >= 1;
-    health_token(&s->health, id, s->tok, s->n, s->n_out, &info, honest);
+    const bool end = vocab_is_eog(e->model->vocab, id), late = can_wait(e, s, end);
+    if (late)
+        deliver_later(e, s, id, &info);
+    else
+        health_token(&s->health, id, s->tok, s->n, s->n_out, &info, sample_honest(&s->sp));
     if (s->t_first == 0)
         s->t_first = now;
     s->t_last = now;
@@ -408,7 +317,9 @@ static enum seq_stop advance(struct engine *e, struct seq *s, uint32_t row, uint
     s->kind[s->n++] = BATCH_GENERATED;
     s->n_out++;
     e->tokens++;
-    enum seq_stop stop = deliver(e, s, id);
+    if (late)
+        return SEQ_STOP_NONE;
+    enum seq_stop stop = deliver_token(e, s, id);
     if (stop == SEQ_STOP_NONE && (s->n_out >= s->max_out || s->n >= s->cap))
         stop = SEQ_STOP_LENGTH;
     return stop;
@@ -496,6 +407,21 @@ static bool stuck(void *arg, double seconds, const char *where)
     return server_foresees_any(e->server, "cancel") || server_foresees_any(e->server, "stop");
 }
 
+/* While the device computes: what the step before left to be sent, and streams that ask to be taken in. */
+static bool meanwhile(void *arg)
+{
+    struct engine *e = arg;
+    if (e->n_late != 0) {
+        deliver_pending(e);
+        server_flush(e->server);
+        return true;
+    }
+    if (server_admit(e->server))
+        return true;
+    server_flush(e->server);
+    return false;
+}
+
 enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool of_streams, double *wall_us, struct rs_error *err)
 {
     struct backend *b = e->rt->backend;
@@ -514,9 +440,11 @@ enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool
     const bool shadowed = PROBE_BUILT && shadow_observe(e, &both);
     struct backend_step st = {.prog = &e->rt->prog, .choices = e->rt->choices, .batch = &e->batch, .probes = copies != NULL || shadowed ? &both : armed,
                               .generation = e->patches.now.generation, .graph = e->graph && copies == NULL && !walk && (b->ops->replays == NULL || b->ops->replays(b, &e->batch)), .graph_guard = e->guard, .fast = e->fast,
-                              .whole = e->spec.n != 0 /* drafts start from the rows' hidden states */, .hook = walk ? brk_hook : NULL, .hook_arg = e, .stuck = stuck, .stuck_arg = e};
+                              .whole = e->spec.n != 0 /* drafts start from the rows' hidden states */, .hook = walk ? brk_hook : NULL, .hook_arg = e, .stuck = stuck, .stuck_arg = e, .meanwhile = of_streams && !walk ? meanwhile : NULL, .meanwhile_arg = e};
     if (rc != RS_OK)
         return rc;
+    if (walk) /* it may be held */
+        deliver_pending(e);
     e->brk.held_us = 0;
     uint64_t t0 = now_us();
     rc = step_compute(e, &st, err);
@@ -596,6 +524,7 @@ void step_run(struct engine *e)
     double wall;
     uint32_t n_logits = e->batch.n_logits;
     enum rs_result rc = step_batch(e, NULL, true, &wall, &err);
+    deliver_pending(e);
     if (rc != RS_OK) {
         for (uint32_t i = 0; i < e->n_in_batch; i++) { /* finishing frees only what ended before */
             snprintf(e->in_batch[i]->error, sizeof e->in_batch[i]->error, "%s", err.msg);
@@ -636,6 +565,7 @@ void step_run(struct engine *e)
 
 void step_idle(struct engine *e)
 {
+    deliver_pending(e);
     if (e->rt != NULL)
         write_snapshot(e, e->last_us);
 }
