@@ -317,8 +317,61 @@ static void check_query(struct check *t, uint32_t heads, uint32_t nope, uint32_t
     release(t);
 }
 
+/* Norms of q_a and of the latents, rotation and cache rows: of many rows at once as of each alone. The last value of a row is large in some, others are zeros. */
+static void check_latents(struct check *t, uint32_t n, uint32_t k, enum kcu_cache type)
+{
+    enum { L = 512, R = 64, D = L + R, BLOCK = 16 };
+    const uint32_t keys = 3 * n, blocks = (keys + BLOCK - 1) / BLOCK, pitch = k + D;
+    const size_t cached = (size_t)blocks * BLOCK * D * (type == KCU_CACHE_F32 ? 4 : 2);
+    float *z = randoms(t, (size_t)n * pitch), *angle = randoms(t, (size_t)keys * R / 2);
+    int32_t *pos = host(t, n * 4), *offset = host(t, n * 4), *table = host(t, blocks * 4);
+    for (uint32_t i = 0; i < n; i++) {
+        pos[i] = (int32_t)(i * 37 % n * 3 + i % 3);
+        offset[i] = 0;
+        for (uint32_t j = 0; j < pitch; j++)
+            z[(size_t)i * pitch + j] *= i % 5 == 3 ? 0 : i % 5 == 2 && j == k - 1 ? 1e6f : 1;
+    }
+    for (uint32_t b = 0; b < blocks; b++)
+        table[b] = (int32_t)(blocks - b - 1);
+    const struct kcu_latent both = {.b = {.pos = device(t, pos, n * 4), .table = device(t, offset, n * 4), .tables = device(t, table, blocks * 4), .n = n,
+                                          .max_keys = keys, .block = BLOCK},
+                                    .rope = {.cos = device(t, angle, (size_t)keys * R / 2 * 4), .sin = device(t, angle, (size_t)keys * R / 2 * 4), .half = R / 2},
+                                    .z_pitch = pitch, .q_width = k, .q_norm = device(t, randoms(t, k), k * 4), .qr_pitch = k, .half_pitch = k, .store = true,
+                                    .kv_col = k, .l = L, .r = R, .kv_norm = device(t, randoms(t, L), L * 4), .eps = 1e-5f, .cache_type = type};
+    struct kcu_latent a[2] = {both, both};
+    for (int i = 0; i < 2; i++) {
+        a[i].z = device(t, z, (size_t)n * pitch * 4);
+        a[i].qr = device(t, NULL, (size_t)n * k * 4);
+        a[i].half = device(t, NULL, (size_t)n * k * 2);
+        a[i].half_scale = device(t, NULL, n * 4);
+        a[i].cache = device(t, NULL, cached);
+    }
+    if (t->rc != RS_OK || !good(t, kcu_latent(&t->l, &a[0]), "latents"))
+        return;
+    for (uint32_t i = 0; i < n; i++) {
+        struct kcu_latent one = a[1];
+        one.b.n = 1;
+        one.b.pos += i;
+        one.b.table += i;
+        one.z += (size_t)i * pitch;
+        one.qr += (size_t)i * k;
+        one.half += (size_t)i * k;
+        one.half_scale += i;
+        if (!good(t, kcu_latent(&t->l, &one), "a latent"))
+            return;
+    }
+    const double wrong = differ(fetch(t, a[0].z, (size_t)n * pitch * 4), fetch(t, a[1].z, (size_t)n * pitch * 4), (size_t)n * pitch * 4) +
+                         differ(fetch(t, a[0].qr, (size_t)n * k * 4), fetch(t, a[1].qr, (size_t)n * k * 4), (size_t)n * k * 4) +
+                         differ(fetch(t, a[0].half, (size_t)n * k * 2), fetch(t, a[1].half, (size_t)n * k * 2), (size_t)n * k * 2) +
+                         differ(fetch(t, a[0].half_scale, n * 4), fetch(t, a[1].half_scale, n * 4), n * 4) +
+                         differ(fetch(t, a[0].cache, cached), fetch(t, a[1].cache, cached), cached);
+    result(t, wrong, 0, "latents of %u rows have the bits of each alone, q_a of %u", n, k);
+    release(t);
+}
+
 void cuda_selftest_row(struct check *t)
 {
+    check_latents(t, 70, 768, KCU_CACHE_F16);
     check_query(t, 3, 192, 1024, 150);
     check_query(t, 5, 64, 768, 33);
     check_slices(t, KRN_Q4_K, KRN_Q5_K, 2304, 256);
@@ -333,6 +386,8 @@ void cuda_selftest_row(struct check *t)
     check_choice(t, 64, true, true); /* most experts elsewhere */
     if (t->small)
         return;
+    check_latents(t, 200, 1536, KCU_CACHE_BF16);
+    check_latents(t, 65, 80, KCU_CACHE_F32);
     check_choice(t, LOCAL, false, false);
     check_choice(t, 256, true, false);
 }

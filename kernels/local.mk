@@ -63,6 +63,7 @@ CUDA_SOURCES = \
 	kernels/cuda/heads_async.cu \
 	kernels/cuda/index.cu \
 	kernels/cuda/join.cu \
+	kernels/cuda/latent_many.cu \
 	kernels/cuda/likeliest.cu \
 	kernels/cuda/linear.cu \
 	kernels/cuda/mla.cu \

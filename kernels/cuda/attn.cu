@@ -102,6 +102,8 @@ extern "C" cudaError_t kcu_latent(const struct kcu_launch *l, const struct kcu_l
         return cudaSuccess;
     if (a->q_width > 16384 || a->l > 16384 || (a->half != NULL && (a->q_width > KCU_LATENT_HALVES || a->q_width % 16 != 0)))
         return cudaErrorInvalidValue;
+    if (latent_many_takes(a))
+        return latent_many(l, a);
     const dim3 grid(q && a->store ? 2 : 1, a->b.n), block(a->q_width <= 2 * LATENT_THREADS ? LATENT_THREADS / 2 : LATENT_THREADS); /* as few as make one round: more rows at once */
     static_assert(KCU_LATENT_HALVES == 4 * LATENT_THREADS, "one round");
     switch (a->cache_type) {

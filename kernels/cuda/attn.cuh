@@ -31,6 +31,10 @@ static __device__ __forceinline__ uint32_t keys_of(const struct kcu_mla &a, uint
     return (uint32_t)a.sel[row * a.sel_pitch];
 }
 
+/* latent_many.cu: kcu_latent() of many rows, the same bits. */
+bool latent_many_takes(const struct kcu_latent *a);
+cudaError_t latent_many(const struct kcu_launch *l, const struct kcu_latent *a);
+
 /* mla.cu: everything in one launch, for few rows with few keys. Whether it is taken depends on nothing that differs between a step eager and in a graph,
  * whose bound on the keys is a power of two, as NEAR_KEYS is. */
 bool mla_near_takes(const struct kcu_mla *a);
