@@ -268,6 +268,7 @@ static struct kcu_route route_of(const struct cuda_walk *w, const struct cuda_ra
                               .ids = (int32_t *)(void *)choice,
                               .weights = choice + hp->n_used,
                               .pitch = cuda_op_pitch_of(w, r, op->out[1].buf),
+                              .fixed = !w->s->fast,
                               .arrived = r->arrived,
                               .logits = r->logits,
                               .pre = cuda_op_norm(w, r, norm)};
@@ -292,7 +293,7 @@ enum rs_result cuda_op_router(struct cuda_walk *w, struct cuda_rank *r)
     w->choosing = leaves_choice(w, w->op, &w->route);
     cuda_op_note(w, r, w->op, false, false);
     if (w->norm == NULL && (w->rows >= CUDA_MANY_ROWS || !w->s->fast) && kcu_route_many_takes(&w->route))
-        return cuda_op_after(w, kcu_route_many(&w->l, &w->route), 2);
+        return cuda_op_after(w, kcu_route_many(&w->l, &w->route), kcu_route_many_kernels(&w->route));
     if (w->choosing)
         CUDA_OP_RUN(kcu_logits(&w->l, &w->route));
     else

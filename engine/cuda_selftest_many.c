@@ -542,6 +542,8 @@ void cuda_selftest_many(struct check *t)
     check_route_many(t, 1100, 96, 8, 8, true); /* the large tiles */
     check_route_many(t, 4100, 96, 8, 8, true);
     check_route_many(t, 33, 300, 6, 1, false);
+    check_route_many(t, 512, 60, 5, 1, false); /* in one launch, as those of 64 experts */
+    check_route_many(t, 260, 64, 4, 1, true);
     check_mixed(t, 5, 64, 130, 0, 200, FAST);
     check_mixed(t, 20, 192, 40, 9, 150, FAST);
     check_mixed(t, 20, 192, 0, 40, 300, FAST);

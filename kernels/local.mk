@@ -72,6 +72,7 @@ CUDA_SOURCES = \
 	kernels/cuda/moe_gemm.cu \
 	kernels/cuda/probe.cu \
 	kernels/cuda/route_many.cu \
+	kernels/cuda/route_parts.cu \
 	kernels/cuda/router.cu \
 	kernels/cuda/rows.cu \
 	kernels/cuda/two_shot.cu \
@@ -92,6 +93,7 @@ EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/halve.cuh \
 	kernels/cuda/norm.cuh \
 	kernels/cuda/reduce.cuh \
+	kernels/cuda/route_parts.cuh \
 	kernels/cuda/router.cuh \
 	kernels/cuda/steps.cuh \
 	kernels/cuda/tiles.cuh \

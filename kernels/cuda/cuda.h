@@ -166,14 +166,16 @@ struct kcu_route {
     int32_t *ids; /* [n][pitch]: n_used ids, then n_used weights as f32 */
     float *weights;
     size_t pitch;
+    bool fixed;        /* a row's result must not depend on how many there are */
     uint32_t *arrived; /* [n] zeros, and left as zeros */
     float *logits;     /* kcu_logits(): [n_experts], what passes between it and those who choose */
     struct kcu_norm pre; /* of x; or none */
 };
 cudaError_t kcu_route(const struct kcu_launch *l, const struct kcu_route *a);
 
-/* The same for many rows, two launches: an f32 gate, without a norm. */
+/* The same for many rows, in one launch or two: an f32 gate, without a norm. */
 bool kcu_route_many_takes(const struct kcu_route *a);
+uint32_t kcu_route_many_kernels(const struct kcu_route *a);
 cudaError_t kcu_route_many(const struct kcu_launch *l, const struct kcu_route *a);
 
 /* One row, in two halves: logits, with a norm before them or of x; and the choice. kcu_gated() can make the choice on its way. */

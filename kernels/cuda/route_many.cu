@@ -1,9 +1,10 @@
 /* The router for many rows: logits as tiles of rows and experts in f32, then the choices, a block each. The warps of a block share K; what a warp adds up, and
  * the order in which the warps' sums are added, depends on K alone, so a logit has the same bits whatever the number of rows. */
+#include "kernels/cuda/route_parts.cuh"
 #include "kernels/cuda/router.cuh"
 #include "kernels/cuda/tensor.cuh"
 
-enum { WARPS = 8, THREADS = WARPS * 32, PART = 32 /* of every 256 values of K a warp's */, STAGES = 3, CHOOSERS = 64 };
+enum { WARPS = ROUTE_PARTS, THREADS = WARPS * 32, PART = ROUTE_PART, STAGES = 3, CHOOSERS = 64 };
 enum { FEW = 16, MANY = 32, MANY_FROM = 2048 /* rows: then blocks are enough, and what limits is what they read */ };
 enum { LARGE = 64, LARGE_FROM = 8192 /* then multiplications limit */ };
 
@@ -106,6 +107,11 @@ extern "C" bool kcu_route_many_takes(const struct kcu_route *a)
     return a->gate.type == KRN_F32 && a->gate.k % 4 == 0 && a->x_pitch % 4 == 0;
 }
 
+extern "C" uint32_t kcu_route_many_kernels(const struct kcu_route *a)
+{
+    return route_parts_takes(a) ? 1 : 2;
+}
+
 template <int SIDE> static cudaError_t logits(const struct kcu_launch *l, const struct kcu_route *a)
 {
     static_assert(WARPS * SIDE * SIDE * sizeof(float) <= STAGES * sizeof(tile<SIDE>), "room for the warps' parts");
@@ -121,6 +127,8 @@ extern "C" cudaError_t kcu_route_many(const struct kcu_launch *l, const struct k
         return cudaSuccess;
     if (a->n_experts > MAX_EXPERTS || a->n_used > MAX_USED || a->n_used > a->n_experts || a->n_groups > 32)
         return cudaErrorInvalidValue;
+    if (route_parts_takes(a))
+        return route_parts(l, a);
     struct kcu_launch next = *l;
     const uint32_t n = power_above(a->n);
     cudaError_t e = n >= LARGE_FROM ? logits<LARGE>(l, a) : n >= MANY_FROM ? logits<MANY>(l, a) : logits<FEW>(l, a);
