@@ -87,11 +87,11 @@ template <int N> static __device__ __forceinline__ void bring(const flash_args &
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     copy_async<16>(to + c * TILE + i * (16 * 128), row[i] + c * 128);
-            barrier_arrive_copied(&s.full[group]);
             if (me == 0) {
                 s.now[group] = t;
                 barrier_arrive(&s.full[group]);
             }
+            barrier_arrive_copied(&s.full[group]);
             if (k + KEYS < t.k1)
                 find_keys(a, t, k + KEYS, me, row);
         }
@@ -101,11 +101,11 @@ template <int N> static __device__ __forceinline__ void bring(const flash_args &
     }
     if (n != 0)
         barrier_wait(&s.empty[group], (n - 1) & 1);
-    barrier_arrive_copied(&s.full[group]);
     if (me == 0) {
         s.now[group] = t;
         barrier_arrive(&s.full[group]);
     }
+    barrier_arrive_copied(&s.full[group]);
 }
 
 static __device__ __forceinline__ void group_meet(uint32_t group)
@@ -284,12 +284,26 @@ template <int N> static __device__ __forceinline__ void leave_part(const flash_a
     }
 }
 
+/* Read by a warp's first lane alone: that also says for the warp when what it says may be written over. */
+static __device__ __forceinline__ stretch first_lanes(const stretch &now)
+{
+    stretch t = {};
+    if (threadIdx.x % 32 == 0)
+        t = now;
+    t.row = __shfl_sync(0xffffffffu, t.row, 0);
+    t.slot = __shfl_sync(0xffffffffu, t.slot, 0);
+    t.split = __shfl_sync(0xffffffffu, t.split, 0);
+    t.k0 = __shfl_sync(0xffffffffu, t.k0, 0);
+    t.k1 = __shfl_sync(0xffffffffu, t.k1, 0);
+    return t;
+}
+
 template <int N> static __device__ __forceinline__ void work(const flash_args &a, decode_shared<N> &s, uint32_t group)
 {
     const uint32_t lane = threadIdx.x % 32;
     for (uint32_t n = 0;;) {
         barrier_wait(&s.full[group], n & 1);
-        const stretch t = s.now[group];
+        const stretch t = first_lanes(s.now[group]);
         if (t.k1 == 0)
             return;
         decode_state<N> st;
