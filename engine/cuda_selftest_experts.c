@@ -83,9 +83,9 @@ void cuda_selftest_experts(struct check *t)
             continue;
         check_pieces(t, type, 3, 70, 300, 256);
         check_pair(t, type, 3, 70, 72, 256);
+        check_pieces(t, type, 3, 20, 40, 2048); /* room is used again */
         if (t->small)
             continue;
-        check_pieces(t, type, 3, 20, 40, 2048); /* room is used again */
         check_pieces(t, type, 3, 1024, 8000, 256); /* on 132 multiprocessors about ten pieces a block, of 96 rows */
         check_pieces(t, type, 8, 256, 12000, 256);
         check_pieces(t, type, 3, 1000, 4000, 512);
