@@ -132,7 +132,7 @@ static enum rs_result alloc_rank(struct cuda_gpu *g, struct cuda_rank *r, struct
     if (rc == RS_OK)
         rc = zeroed(g, &r->top_arrived, c->lim.max_logits * sizeof *r->top_arrived, "counters", err);
     if (rc == RS_OK && c->hp->n_used != 0)
-        rc = zeroed(g, &r->logits, c->hp->n_experts * sizeof(float), "router logits", err);
+        rc = zeroed(g, &r->words, cuda_words_bytes(c), "words of the router", err);
     if (rc == RS_OK && c->hp->n_used != 0)
         rc = zeroed(g, &r->plan, kcu_group_words(c->lim.max_rows, c->hp->n_used, c->hp->n_experts) * sizeof(int32_t), "expert lists", err);
     return rc;
@@ -301,7 +301,7 @@ static void close_gpu(struct cuda_gpu *g)
         free(r->arith[0]);
         free(r->arith[1]);
         (void)cudaFree(r->arrived);
-        (void)cudaFree(r->logits);
+        (void)cudaFree(r->words);
         (void)cudaFree(r->plan);
         (void)cudaFree(r->top_parts);
         (void)cudaFree(r->top_arrived);

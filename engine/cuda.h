@@ -22,7 +22,7 @@ struct cuda_rank {
     struct kcu_mat *mat[2]; /* [program][view] */
     uint8_t **kv, **ik;     /* [layers] */
     uint32_t *arrived;      /* router: zeros between steps */
-    float *logits;          /* router, one row: [n_experts] */
+    uint64_t *words;        /* router, one row: see kcu_route */
     int32_t *plan;          /* experts of many rows: pairs sorted by expert */
     struct kcu_top *top_parts; /* [max_logits] chunks of a row of logits */
     uint32_t *top_arrived;  /* [max_logits] zeros between steps */
@@ -162,6 +162,7 @@ struct cuda {
     } clock;
     uint32_t last_ops[2];
     uint32_t *fault; /* pinned, one word per GPU */
+    uint32_t steps;  /* since words were zeros */
     uint32_t epoch;  /* of the next reduce; starts at 1, since receive buffers start as zeros */
     void *nccl;      /* the library and the id of the communicators, owned; NULL: not loaded yet */
     uint8_t nccl_how;     /* what the open communicators are for; index of the patch slot's implementation */
@@ -202,7 +203,8 @@ struct cuda {
 };
 
 /* Offsets in the step's variable part, in words. The first is the epoch. */
-enum { CUDA_META_ROWS = 1 }; /* rows that are not padding */
+enum { CUDA_META_ROWS = 1 /* rows that are not padding */, CUDA_META_STEP = 2 /* the step's number times CUDA_STEP_TAGS */ };
+enum { CUDA_STEP_TAGS = 2048 /* no program has more ops */ };
 
 static inline size_t cuda_meta_token(void)
 {
@@ -314,6 +316,11 @@ uint32_t cuda_reduce_epochs(const struct cuda *c, const struct choice *ch, uint3
 static inline size_t cuda_recv_bytes(const struct cuda *c)
 {
     return 2 * (size_t)(c->lim.peers > c->n_ranks ? c->lim.peers : c->n_ranks) * c->slot_packets * sizeof(uint4);
+}
+/* Of a rank: see kcu_route. */
+static inline size_t cuda_words_bytes(const struct cuda *c)
+{
+    return ((size_t)c->hp->n_experts + 2 * c->hp->n_used) * sizeof(uint64_t);
 }
 static inline size_t cuda_flags_bytes(void)
 {

@@ -39,6 +39,7 @@ static enum rs_result fill_meta(struct cuda *c, const struct backend_step *s, ui
     uint32_t at = 1;
     m[0] = (int32_t)c->epoch;
     m[CUDA_META_ROWS] = (int32_t)b->n_rows;
+    m[CUDA_META_STEP] = (int32_t)(++c->steps * CUDA_STEP_TAGS);
     tables[0] = 0;
     for (uint32_t g = 0; g < b->n_segs; g++) {
         const struct batch_seg *seg = &b->segs[g];
@@ -341,20 +342,24 @@ static void job_renew(struct cuda_gpu *g)
         e = cudaMemsetAsync(g->recv, 0, cuda_recv_bytes(g->c), g->stream);
     if (e == cudaSuccess && g->flags != NULL)
         e = cudaMemsetAsync(g->flags, 0, cuda_flags_bytes(), g->stream);
+    for (uint32_t i = 0; i < g->n_local && e == cudaSuccess; i++)
+        if (g->local[i].words != NULL)
+            e = cudaMemsetAsync(g->local[i].words, 0, cuda_words_bytes(g->c), g->stream);
     if (e == cudaSuccess)
         e = cudaStreamSynchronize(g->stream);
     g->rc = e == cudaSuccess ? RS_OK : cuda_fail(&g->err, e, "buffers of all-reduces", g->device);
 }
 
-/* Between steps. Epochs are compared by their differences, in 32 bits: long before they come round everything that holds one begins anew. */
+/* Between steps. Epochs are compared by their differences, in 32 bits: long before they come round everything that holds one begins anew, and so it is with
+ * the tags of words. */
 static enum rs_result renew_epochs(struct cuda *c, struct rs_error *err)
 {
     enum { LAST = 1 << 30 }; /* a flag that no reduce has touched since the beginning must not seem to be ahead */
-    if (c->epoch < LAST)
+    if (c->epoch < LAST && c->steps < LAST / CUDA_STEP_TAGS)
         return RS_OK;
     enum rs_result rc = cuda_all(c, job_renew, err);
     if (rc == RS_OK)
-        c->epoch = 1;
+        c->epoch = 1, c->steps = 0;
     return rc;
 }
 

@@ -270,7 +270,7 @@ static struct kcu_route route_of(const struct cuda_walk *w, const struct cuda_ra
                               .pitch = cuda_op_pitch_of(w, r, op->out[1].buf),
                               .fixed = !w->s->fast,
                               .arrived = r->arrived,
-                              .logits = r->logits,
+                              .words = {r->words, (const uint32_t *)w->g->meta + CUDA_META_STEP, op->index},
                               .pre = cuda_op_norm(w, r, norm)};
 }
 

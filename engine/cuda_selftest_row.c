@@ -106,6 +106,17 @@ static void check_whole(struct check *t, uint32_t rows, uint32_t k)
     release(t);
 }
 
+/* Room for a router's words, full of another op's, which nobody may take. */
+static struct kcu_words other_words(struct check *t, uint32_t experts)
+{
+    const size_t n = experts + 2 * USED;
+    const uint32_t step = 4096, tag = 7;
+    uint64_t *w = host(t, n * sizeof *w);
+    for (size_t i = 0; i < n; i++)
+        w[i] = (uint64_t)(step + tag - 1) << 32 | i % 2;
+    return (struct kcu_words){device(t, w, n * sizeof *w), device(t, &step, sizeof step), tag};
+}
+
 struct outcome {
     const float *p, *choice, *act, *y;
 };
@@ -171,7 +182,7 @@ static void check_choice(struct check *t, uint32_t experts, bool sigmoid, bool n
                           .p_pitch = experts,
                           .pitch = 2 * USED,
                           .arrived = device(t, &zero, 4),
-                          .logits = device(t, NULL, experts * 4)};
+                          .words = other_words(t, experts)};
     const struct kcu_rows_in in = {.x = s.apart.h[0], .pitch = WIDTH, .q8 = s.apart.q8[0], .q8_pitch = krn_q8_row_bytes(WIDTH)};
     const struct kcu_gated g = {.gate = eg.m,
                                 .up = eu.m,
@@ -222,7 +233,7 @@ static void check_slices(struct check *t, uint32_t up_type, uint32_t down_type, 
     struct kcu_route r = {.gate = gate.m, .x = x, .x_pitch = width, .n = 1, .n_experts = EXPERTS, .n_used = USED, .n_groups = 1, .n_groups_used = 1,
                           .sigmoid = true, .norm = true, .scale = 2.5f, .p = device(t, NULL, EXPERTS * 4), .p_pitch = EXPERTS,
                           .ids = (int32_t *)(void *)choice, .weights = choice + USED, .pitch = 2 * USED, .arrived = device(t, &zero, 4),
-                          .logits = device(t, NULL, EXPERTS * 4)};
+                          .words = other_words(t, EXPERTS)};
     struct kcu_gated g[2], sh[2];
     struct kcu_down d[2];
     if (t->rc != RS_OK || !good(t, kcu_quantise(&t->l, &in, 1, width, xq), "int8"))

@@ -85,6 +85,7 @@ EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/cluster.cuh \
 	kernels/cuda/common.cuh \
 	kernels/cuda/cuda.h \
+	kernels/cuda/divide.cuh \
 	kernels/cuda/dot.cuh \
 	kernels/cuda/experts.cuh \
 	kernels/cuda/flash.cuh \
@@ -102,7 +103,8 @@ EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/wgmma.cuh \
 	kernels/cuda/wgmma_few.cuh \
 	kernels/cuda/wgmma_group.cuh \
-	kernels/cuda/wgmma_wide.cuh
+	kernels/cuda/wgmma_wide.cuh \
+	kernels/cuda/words.cuh
 if HAVE_CUDA
 libkernels_a_LIBADD += $(CUDA_SOURCES:.cu=.o)
 endif

@@ -2,6 +2,7 @@
  *
  * A row's keys are cut into splits whose length depends on the number of its keys alone, so its result does not depend on what else is in the batch. */
 #include "kernels/cuda/attn.cuh"
+#include "kernels/cuda/divide.cuh"
 #include "kernels/cuda/flash.cuh"
 #include "kernels/cuda/halve.cuh"
 #include "kernels/cuda/norm.cuh"
@@ -154,6 +155,7 @@ extern "C" bool kcu_latent_linear_takes(const struct kcu_latent *a, const struct
 extern "C" cudaError_t kcu_latent_linear(const struct kcu_launch *l, const struct kcu_latent *a, const struct kcu_mat *m, float *y)
 {
     const uint32_t lpr = lanes_for(m->type, m->k, true), per = ROW_THREADS / lpr;
+    divide_alike(latent_linear_kernel);
     return launch(l, latent_linear_kernel, dim3((m->rows + per - 1) / per + 1), dim3(ROW_THREADS), 0, 0, *a, *m, y, lpr, l->stamp);
 }
 

@@ -151,6 +151,14 @@ cudaError_t kcu_act(const struct kcu_launch *l, const float *gu, size_t gu_pitch
 struct kcu_down;
 cudaError_t kcu_combine(const struct kcu_launch *l, const float *part, size_t part_pitch, const struct kcu_down *d);
 
+/* Words that pass from kernel to kernel within a step, each of 8 bytes: a value, and a tag that is *step + tag, never 0 and never the same again. Zeros at
+ * first. */
+struct kcu_words {
+    uint64_t *at;
+    const uint32_t *step; /* grows by more than there are ops in a step */
+    uint32_t tag;
+};
+
 /* ---- router ---- */
 
 struct kcu_route {
@@ -168,7 +176,7 @@ struct kcu_route {
     size_t pitch;
     bool fixed;        /* a row's result must not depend on how many there are */
     uint32_t *arrived; /* [n] zeros, and left as zeros */
-    float *logits;     /* kcu_logits(): [n_experts], what passes between it and those who choose */
+    struct kcu_words words; /* kcu_logits(): [n_experts + 2 n_used] logits for those who choose, then ids and weights for those who wait for the choice */
     struct kcu_norm pre; /* of x; or none */
 };
 cudaError_t kcu_route(const struct kcu_launch *l, const struct kcu_route *a);

@@ -6,6 +6,7 @@
  * itself: its blocks of 32 values need not lie in one block of threads. */
 #include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/bulk.cuh"
+#include "kernels/cuda/divide.cuh"
 #include "kernels/cuda/router.cuh"
 
 enum { WARPS = 8, THREADS = 32 * WARPS, MOST = 4 /* outputs of a warp */ };
@@ -68,33 +69,36 @@ static __device__ __forceinline__ void gated_block(const gated_part &p, const st
     const uint32_t row0 = (block % p.blocks * p.warps + warp) * p.outputs, half = g.gate.rows,
                    n = warp >= p.warps || row0 >= half ? 0 : min(p.outputs, half - row0);
     const size_t from = (size_t)row0 * pitch;
+    const uint32_t tag = route != nullptr ? tag_of(route->words) : 0;
     w += (size_t)warp * p.outputs * 2 * pitch;
     barrier += warp;
     if (route == nullptr && lane == 0 && n != 0)
         bring(w, g.gate.w + from, g.up.w + from, n * pitch, barrier);
-    pdl_wait();
-    pdl_release(); /* now: down projections, later in the queue, look for the choice before they wait, and find an old one otherwise */
-    stamp(at);
-    stage_async<F>(g.in.q8, k, xs, THREADS);
     if (route != nullptr) {
-        choose(*route, 0, route->logits, block == 0, room);
+        choose_passed(*route, tag, block == 0, room);
         const size_t mat = (uint32_t)room.id[pair] - g.expert0;
         if (lane == 0 && n != 0)
             bring(w, g.gate.w + mat * g.gate.mat_pitch + from, g.up.w + mat * g.up.mat_pitch + from, n * pitch, barrier);
     }
+    if (route == nullptr || route->pre.x != nullptr) /* else the row is there, since the router has waited for it before it made logits */
+        pdl_wait();
+    pdl_release(); /* not before: blocks of the down projections would only look for the choice */
+    stamp(at);
+    stage_async<F>(g.in.q8, k, xs, THREADS);
     copies_wait_all();
     __syncthreads();
-    if (n == 0)
-        return;
-    receive(barrier);
-    float gate, up;
-    pairs_shared<F>(w, pitch, n, k, xs, &gate, &up);
-    if (lane >= n)
-        return;
-    const float a = g.swapped ? up : gate, b = g.swapped ? gate : up; /* swapped: what stands first is taken for the gate */
-    g.gu[pair * g.gu_pitch + row0 + lane] = a;
-    g.gu[pair * g.gu_pitch + half + row0 + lane] = b;
-    g.act[pair * g.act_pitch + row0 + lane] = silu(a) * b;
+    if (n != 0) {
+        receive(barrier);
+        float gate, up;
+        pairs_shared<F>(w, pitch, n, k, xs, &gate, &up);
+        if (lane < n) {
+            const float a = g.swapped ? up : gate, b = g.swapped ? gate : up; /* swapped: what stands first is taken for the gate */
+            g.gu[pair * g.gu_pitch + row0 + lane] = a;
+            g.gu[pair * g.gu_pitch + half + row0 + lane] = b;
+            g.act[pair * g.act_pitch + row0 + lane] = silu(a) * b;
+        }
+    }
+    pdl_wait(); /* whoever waits for this kernel's end waits for the router's, too */
 }
 
 template <int E> static __global__ void __launch_bounds__(THREADS, BULK_PER_SM) gated_kernel(const __grid_constant__ gated_row t, uint64_t *at)
@@ -153,7 +157,6 @@ static __global__ void __launch_bounds__(DOWN_THREADS, 1) down_kernel(const __gr
     __shared__ float part[DOWN_SLOTS][DOWN_ROWS];
     __shared__ __align__(16) choice_room room;
     enum { GROUP = 32 / LPR };
-    pdl_release();
     const struct kcu_down &a = t.d;
     const uint32_t s = threadIdx.y, experts = a.n_used, slots = experts + (a.shared.w != nullptr), row0 = blockIdx.x * t.rows,
                    n = min(t.rows, a.width - row0), lane = threadIdx.x % 32, sub = lane % LPR;
@@ -183,6 +186,7 @@ static __global__ void __launch_bounds__(DOWN_THREADS, 1) down_kernel(const __gr
         quantise_to<fmt<E>>(xs, a.act.x + s * a.act.pitch, m.k);
     __syncthreads();
     receive(barrier + s);
+    pdl_release(); /* not before: the next layer's first weights would be in the way of these */
     for (uint32_t r = threadIdx.x / 32 * GROUP + lane / LPR; r < t.rows; r += t.warps * GROUP) {
         const uint8_t *line = w + (r < n ? r : 0) * m.pitch;
         const float v = mine ? dot_shared<fmt<KRN_Q8_0>, LPR>(line, m.k, sub, xs) : dot_shared<fmt<E>, LPR>(line, m.k, sub, xs);
@@ -265,6 +269,12 @@ extern "C" bool kcu_gated_leaves_int8(const struct kcu_gated *experts, const str
     return plan_gated(experts, shared, choose, &t, &blocks, &bytes);
 }
 
+template <int E> static cudaError_t gated(const struct kcu_launch *l, const gated_row &t, uint32_t blocks, size_t bytes)
+{
+    divide_alike(gated_kernel<E>);
+    return bulk_launch(l, gated_kernel<E>, dim3(blocks), dim3(THREADS), bytes, t, l->stamp);
+}
+
 cudaError_t experts_gated(const struct kcu_launch *l, const struct kcu_gated *experts, const struct kcu_gated *shared, const struct kcu_route *choose)
 {
     gated_row t;
@@ -273,9 +283,9 @@ cudaError_t experts_gated(const struct kcu_launch *l, const struct kcu_gated *ex
     if (!plan_gated(experts, shared, choose, &t, &blocks, &bytes))
         return cudaErrorInvalidValue;
     switch (experts->gate.type) {
-    case KRN_Q4_K: return bulk_launch(l, gated_kernel<KRN_Q4_K>, dim3(blocks), dim3(THREADS), bytes, t, l->stamp);
-    case KRN_Q5_K: return bulk_launch(l, gated_kernel<KRN_Q5_K>, dim3(blocks), dim3(THREADS), bytes, t, l->stamp);
-    default: return bulk_launch(l, gated_kernel<KRN_Q6_K>, dim3(blocks), dim3(THREADS), bytes, t, l->stamp);
+    case KRN_Q4_K: return gated<KRN_Q4_K>(l, t, blocks, bytes);
+    case KRN_Q5_K: return gated<KRN_Q5_K>(l, t, blocks, bytes);
+    default: return gated<KRN_Q6_K>(l, t, blocks, bytes);
     }
 }
 
@@ -315,8 +325,9 @@ extern "C" bool kcu_down_makes_int8(const struct kcu_down *a)
 template <int E> static cudaError_t down(const struct kcu_launch *l, const down_row &t, uint32_t blocks, size_t bytes, uint32_t lpr)
 {
     const dim3 block(32 * t.warps, t.d.n_used + (t.d.shared.w != NULL));
-    return lpr == 4 ? bulk_launch(l, down_kernel<E, 4>, dim3(blocks), block, bytes, t, l->stamp)
-                    : bulk_launch(l, down_kernel<E, 8>, dim3(blocks), block, bytes, t, l->stamp);
+    const auto kernel = lpr == 4 ? down_kernel<E, 4> : down_kernel<E, 8>;
+    divide_alike(kernel);
+    return bulk_launch(l, kernel, dim3(blocks), block, bytes, t, l->stamp);
 }
 
 cudaError_t experts_down(const struct kcu_launch *l, const struct kcu_down *a)

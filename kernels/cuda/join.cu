@@ -5,6 +5,7 @@
  * again when a peer's packets of the next epoch arrive, since the peer sends those after having read all of the previous ones. Sums run in order
  * of rank on every GPU (or all as a tree), so all hold the same bits. */
 #include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/divide.cuh"
 #include "kernels/cuda/halve.cuh"
 #include "kernels/cuda/reduce.cuh"
 
@@ -307,6 +308,8 @@ template <int Q, int T> static cudaError_t plain(const struct kcu_launch *l, con
 template <int Q, int T, int BLOCKS> static cudaError_t join(const struct kcu_launch *l, const struct kcu_join *a, uint32_t threads)
 {
     const dim3 grid(BLOCKS, a->n), block((threads + 31) / 32 * 32);
+    if (BLOCKS > 1)
+        divide_alike(join_kernel<Q, T, BLOCKS, false>);
     if (a->reduce && a->tree)
         return launch(l, join_kernel<Q, T, BLOCKS, true>, grid, block, 0, BLOCKS, *a, l->stamp);
     return launch(l, join_kernel<Q, T, BLOCKS, false>, grid, block, 0, BLOCKS, *a, l->stamp);

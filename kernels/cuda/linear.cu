@@ -1,4 +1,5 @@
 /* A few rows of activations times a weight: every weight is read once per KCU_MAX_COLS rows. */
+#include "kernels/cuda/divide.cuh"
 #include "kernels/cuda/norm.cuh"
 
 enum { THREADS = 128 };
@@ -133,12 +134,15 @@ static bool is_whole(const struct kcu_linear *a, shape *s, uint32_t threads, uin
 static bool run_whole(const struct kcu_launch *l, const struct kcu_linear *a, const shape &s, size_t bytes, cudaError_t *e)
 {
     shape o = s;
-    if (is_whole(a, &o, LONG, 32, 6))
+    if (is_whole(a, &o, LONG, 32, 6)) {
+        divide_alike(one_row_kernel<KRN_Q8_0, 0, LONG, 2, 6>);
         *e = launch(l, one_row_kernel<KRN_Q8_0, 0, LONG, 2, 6>, dim3(blocks_of(a, &o, LONG)), dim3(LONG), bytes, 0, *a, o, l->stamp);
-    else if (is_whole(a, &o, SHORT, 16, 4))
+    } else if (is_whole(a, &o, SHORT, 16, 4)) {
+        divide_alike(one_row_kernel<KRN_Q8_0, 0, SHORT, 2, 4>);
         *e = launch(l, one_row_kernel<KRN_Q8_0, 0, SHORT, 2, 4>, dim3(blocks_of(a, &o, SHORT)), dim3(SHORT), bytes, 0, *a, o, l->stamp);
-    else
+    } else {
         return false;
+    }
     return true;
 }
 

@@ -9,6 +9,7 @@
  * sends that to the others, and norms its eighth of the new key. One exchange more within the cluster instead of a launch. */
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/bulk.cuh"
+#include "kernels/cuda/divide.cuh"
 #include "kernels/cuda/norm.cuh"
 
 enum { BLOCKS = 8, THREADS = 256, L = 512, R = 64, D = L + R, NEAR_KEYS = 512, NEAR_ROWS = 8, MAX_NOPE = 256, MAX_V = 32 * BLOCKS };
@@ -257,7 +258,8 @@ static __global__ void __launch_bounds__(THREADS, QUERY ? 2 : 3)
     query_room &r = *(query_room *)(shared + p.at);
     const lists n = lists_of(shared, cap);
     const uint32_t self = blockIdx.x, h = blockIdx.y, row = blockIdx.z, t = threadIdx.x, sub = t % 8, line = t / 8;
-    pdl_release();
+    if (QUERY)
+        pdl_release();
     F::raw kb[2], vb[2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -340,8 +342,10 @@ static __global__ void __launch_bounds__(THREADS, QUERY ? 2 : 3)
         *(float2 *)(s.q + 2 * line) = make_float2(absorbed[0], absorbed[1]);
     copies_wait_all();
     __syncthreads();
-    if (!QUERY)
+    if (!QUERY) {
+        pdl_release(); /* not before: the weights of the projection that follows would be in the way of what this kernel waits for */
         cluster_wait();
+    }
     send_scores(s, n, keys);
     receive(&s.scores);
     const float sum = weigh(s, n, keys);
@@ -377,6 +381,7 @@ cudaError_t mla_near(const struct kcu_launch *l, const struct kcu_mla *a)
     cudaError_t e = cudaFuncSetAttribute(near_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes_for(NEAR_KEYS));
     if (e != cudaSuccess)
         return e;
+    divide_alike(near_kernel<false>);
     return launch(l, near_kernel<false>, dim3(BLOCKS, a->heads, a->b.n), dim3(THREADS), bytes_for(cap), BLOCKS, *a, none, cap, l->stamp);
 }
 

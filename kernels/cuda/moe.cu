@@ -116,7 +116,7 @@ static __device__ __forceinline__ int32_t expert_of(const gated_two &t, uint32_t
 }
 
 /* The same for known types and int8 activations: half of the threads have the gate, half the up projection. Where the choice is made here, the next
- * kernel may start only after it can be made: down projections look for it. MORE: there may be more pairs than blocks for them. */
+ * kernel starts only when it can be made: until then its blocks would merely look for it. MORE: there may be more pairs than blocks for them. */
 template <int MAXT, int E, int S, bool MORE>
 static __global__ void __launch_bounds__(MAXT, 1024 / MAXT) gated_int8_kernel(const __grid_constant__ gated_two t, uint64_t *at)
 {
@@ -125,6 +125,7 @@ static __global__ void __launch_bounds__(MAXT, 1024 / MAXT) gated_int8_kernel(co
     __shared__ __align__(16) choice_room room;
     if (!t.chooses)
         pdl_release();
+    const uint32_t tag = t.chooses ? tag_of(t.route.words) : 0;
     gated_task task = task_of(t);
     const struct kcu_gated &g = task.is_shared ? t.shared : t.experts;
     const uint32_t group = threadIdx.x / t.lpr, i = group % ROWS, r = blockIdx.x * ROWS + i, sub = threadIdx.x % t.lpr;
@@ -141,7 +142,7 @@ static __global__ void __launch_bounds__(MAXT, 1024 / MAXT) gated_int8_kernel(co
         pdl_wait();
         if (t.chooses) {
             pdl_release();
-            choose(t.route, 0, t.route.logits, blockIdx.x == 0 && task.pair == 0, room);
+            choose_passed(t.route, tag, blockIdx.x == 0 && task.pair == 0, room);
         }
     }
     const uint8_t *q8 = g.in.q8 + task.row * g.in.q8_pitch;

@@ -99,7 +99,7 @@ static __global__ void __launch_bounds__(CHOOSERS) choose_kernel(const __grid_co
     __shared__ __align__(16) choice_room room;
     pdl_release();
     pdl_wait();
-    choose(a, blockIdx.x, a.p + blockIdx.x * a.p_pitch, true, room);
+    choose(a, blockIdx.x, true, room);
 }
 
 extern "C" bool kcu_route_many_takes(const struct kcu_route *a)

@@ -1,4 +1,5 @@
 /* The router: one block per expert makes a logit. The choice is made by the block that finishes last, or, for a lone row, left to whoever needs it. */
+#include "kernels/cuda/divide.cuh"
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/router.cuh"
 
@@ -32,7 +33,7 @@ template <int T> static __global__ void __launch_bounds__(THREADS) route_kernel(
     }
     __syncthreads();
     if (last)
-        choose(a, row, a.p + row * a.p_pitch, true, room);
+        choose(a, row, true, room);
 }
 
 /* A lone row. NORM: of the residual stream, normed here; one block more writes the norm and its int8 form. A thread has U units of eight values, as in
@@ -43,7 +44,7 @@ static __global__ void __launch_bounds__(THREADS) logits_kernel(const __grid_con
     __shared__ float part[THREADS / 32], unit[U * THREADS / 4];
     typedef norm_row<1, THREADS> norm;
     pdl_release();
-    const uint32_t e = blockIdx.x, units = a.gate.k / 8;
+    const uint32_t e = blockIdx.x, units = a.gate.k / 8, tag = threadIdx.x == 0 ? tag_of(a.words) : 0;
     const bool writer = NORM && e == a.n_experts;
     plain_f32::raw g[U], w[U];
     float4 v[U][2];
@@ -59,8 +60,6 @@ static __global__ void __launch_bounds__(THREADS) logits_kernel(const __grid_con
     }
     pdl_wait();
     stamp(at);
-    if (e == 0)
-        unchoose(a);
 #pragma unroll
     for (int i = 0; i < U; i++) {
         const uint32_t u = threadIdx.x + i * THREADS;
@@ -118,15 +117,15 @@ static __global__ void __launch_bounds__(THREADS) logits_kernel(const __grid_con
     float sum = part[0];
     for (int i = 1; i < THREADS / 32; i++)
         sum += part[i];
-    a.logits[e] = sum;
+    pass(a.words.at + e, __float_as_uint(sum), tag);
 }
 
 static __global__ void __launch_bounds__(THREADS) choose_kernel(const __grid_constant__ struct kcu_route a)
 {
     __shared__ __align__(16) choice_room room;
     pdl_wait();
-    pdl_release(); /* now: down projections, later in the queue, look for the choice before they wait, and find an old one otherwise */
-    choose(a, 0, a.logits, true, room);
+    pdl_release();
+    choose_passed(a, tag_of(a.words), true, room);
 }
 
 static bool in_range(const struct kcu_route *a)
@@ -149,7 +148,7 @@ extern "C" cudaError_t kcu_route(const struct kcu_launch *l, const struct kcu_ro
 extern "C" bool kcu_logits_takes(const struct kcu_route *a)
 {
     return a->n == 1 && in_range(a) && a->gate.type == KRN_F32 && a->gate.k % 32 == 0 && a->gate.k <= 3 * 8 * THREADS &&
-           a->logits != NULL &&
+           a->words.at != NULL &&
            (a->pre.x == NULL || (a->gate.k == a->pre.n && a->pre.q8 != NULL && a->pre.n <= 8 * THREADS)); /* longer: a launch of its own */
 }
 
@@ -159,6 +158,7 @@ extern "C" cudaError_t kcu_logits(const struct kcu_launch *l, const struct kcu_r
         return launch(l, logits_kernel<1, true>, dim3(a->n_experts + 1), dim3(THREADS), 0, 0, *a, l->stamp);
     if (a->gate.k <= 8 * THREADS)
         return launch(l, logits_kernel<1, false>, dim3(a->n_experts), dim3(THREADS), 0, 0, *a, l->stamp);
+    divide_alike(logits_kernel<3, false>);
     return launch(l, logits_kernel<3, false>, dim3(a->n_experts), dim3(THREADS), 0, 0, *a, l->stamp);
 }
 

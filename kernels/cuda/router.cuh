@@ -2,7 +2,7 @@
 #ifndef RANKSCOPE_KERNELS_CUDA_ROUTER_CUH
 #define RANKSCOPE_KERNELS_CUDA_ROUTER_CUH
 
-#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/words.cuh"
 
 enum { MAX_EXPERTS = 512, MAX_USED = 32 };
 
@@ -138,25 +138,25 @@ static __device__ __forceinline__ void weights(const struct kcu_route &a, choice
         c.weight[lane] *= f;
 }
 
-/* Ids of one row to c, from logits that other blocks wrote; `writes`: weights as well, and both to where the op leaves its results. All threads of the
- * block call; their number does not change a bit. */
-static __device__ __forceinline__ void choose(const struct kcu_route &a, uint32_t row, const float *logits, bool writes, choice_room &c)
+/* Ids of one row to c, from logits that other blocks wrote, of `logit(i)`; `writes`: weights as well, and both to where the op leaves its results. All
+ * threads of the block call; their number does not change a bit. */
+template <class L>
+static __device__ __forceinline__ void choose_of(const struct kcu_route &a, uint32_t row, L logit, bool in_place, bool writes, choice_room &c)
 {
     const uint32_t n = a.n_experts, t = flat_thread(), threads = blockDim.x * blockDim.y;
     float *out = a.p + row * a.p_pitch, m = -INFINITY, z = 0;
     if (!a.sigmoid) { /* every warp for itself */
         for (uint32_t i = t % 32; i < n; i += 32)
-            m = fmaxf(m, __ldcg(logits + i));
+            m = fmaxf(m, logit(i));
         m = warp_max(m, 32);
         for (uint32_t i = t % 32; i < n; i += 32)
-            z += expf(__ldcg(logits + i) - m);
+            z += expf(logit(i) - m);
         z = warp_sum(z, 32);
-        if (logits == out)
+        if (in_place)
             __syncthreads(); /* all have read what is written next */
     }
     for (uint32_t i = t; i < n; i += threads) {
-        const float bias = a.bias != nullptr ? a.bias[i] : 0.0f, x = __ldcg(logits + i),
-                    p = a.sigmoid ? 1.0f / (1.0f + expf(-x)) : expf(x - m) / z;
+        const float bias = a.bias != nullptr ? a.bias[i] : 0.0f, x = logit(i), p = a.sigmoid ? 1.0f / (1.0f + expf(-x)) : expf(x - m) / z;
         c.p[i] = p;
         c.s[i] = p + bias;
         if (writes)
@@ -189,25 +189,31 @@ static __device__ __forceinline__ void choose(const struct kcu_route &a, uint32_
         __syncthreads();
 }
 
-/* A choice that a kernel before is making: every word of it says by itself that it has come, after unchoose() in the kernel before that one. */
-static __device__ __forceinline__ void unchoose(const struct kcu_route &a)
+/* From where the op leaves its scores. */
+static __device__ __forceinline__ void choose(const struct kcu_route &a, uint32_t row, bool writes, choice_room &c)
 {
-    if (flat_thread() < a.n_used)
-        a.ids[flat_thread()] = -1, ((uint32_t *)a.weights)[flat_thread()] = UINT32_MAX; /* a NaN that no arithmetic makes */
+    const float *logits = a.p + row * a.p_pitch;
+    choose_of(a, row, [&](uint32_t i) { return __ldcg(logits + i); }, true, writes, c);
 }
 
+/* Of a lone row whose logits come as words; who writes passes the choice as words, too. */
+static __device__ __forceinline__ void choose_passed(const struct kcu_route &a, uint32_t tag, bool writes, choice_room &c)
+{
+    choose_of(a, 0, [&](uint32_t i) { return __uint_as_float(await_passed(a.words.at + i, tag)); }, false, writes, c);
+    const uint32_t t = flat_thread();
+    if (writes && t < a.n_used) { /* the threads that have made the weights */
+        pass(a.words.at + a.n_experts + 2 * t, (uint32_t)c.id[t], tag);
+        pass(a.words.at + a.n_experts + 2 * t + 1, __float_as_uint(c.weight[t]), tag);
+    }
+}
+
+/* A choice that a kernel before is making. */
 static __device__ __forceinline__ void await_choice(const struct kcu_route &a, choice_room &c)
 {
-    const uint32_t t = flat_thread();
+    const uint32_t t = flat_thread(), tag = tag_of(a.words);
     if (t < a.n_used) {
-        int32_t e;
-        uint32_t w;
-        do {
-            e = *(volatile const int32_t *)(a.ids + t);
-            w = *(volatile const uint32_t *)(a.weights + t);
-        } while (e < 0 || w == UINT32_MAX);
-        c.id[t] = e;
-        c.weight[t] = __uint_as_float(w);
+        c.id[t] = (int32_t)await_passed(a.words.at + a.n_experts + 2 * t, tag);
+        c.weight[t] = __uint_as_float(await_passed(a.words.at + a.n_experts + 2 * t + 1, tag));
     }
     __syncthreads();
 }
