@@ -12,18 +12,31 @@ static __device__ __forceinline__ uint32_t shared_at(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* One thread: a barrier that opens after so many bytes. Before cluster_arrive(). */
-static __device__ __forceinline__ void inbox_init(uint64_t *barrier, uint32_t bytes)
+/* One thread: a barrier; and that it opens after so many bytes. Both before cluster_arrive(). */
+static __device__ __forceinline__ void inbox_make(uint64_t *barrier)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_at(barrier)) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#else
+    (void)barrier;
+    __trap();
+#endif
+}
+static __device__ __forceinline__ void inbox_expect(uint64_t *barrier, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
     asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1; }" ::"r"(shared_at(barrier)), "r"(bytes)
                  : "memory");
 #else
     (void)barrier, (void)bytes;
     __trap();
 #endif
+}
+static __device__ __forceinline__ void inbox_init(uint64_t *barrier, uint32_t bytes)
+{
+    inbox_make(barrier);
+    inbox_expect(barrier, bytes);
 }
 
 /* All threads: this block has begun; and wait until all have, before anything is sent. */
