@@ -71,7 +71,7 @@ struct load_summary {
     struct load_stat ttft, tpot, itl, e2el; /* milliseconds */
     double output_rate, total_rate, request_rate, user_rate, peak_rate; /* per second; user_rate: mean over requests of 1 / TPOT */
     double steady_rate; /* output tokens per second while as many generate as ever did: what is left out is time in which some read their prompts or
-                         * have ended already. NAN: there is no such time */
+                         * have ended already. NAN: there is no such time, or not enough for two tokens of each */
     double step_ms, batch;                  /* per step: wall time, rows of generated tokens */
 };
 

@@ -123,7 +123,9 @@ static double steady_rate(const struct load_result *r)
         tokens += tokens_between(r, e[i].us, e[i + 1].us);
     }
     free(e);
-    return us > 0 ? (double)tokens * 1e6 / (double)us : NAN;
+    if (us == 0 || tokens < 2 * (size_t)most) /* where all meet for a moment only, the moment is no speed */
+        return NAN;
+    return (double)tokens * 1e6 / (double)us;
 }
 
 void load_summarise(const struct load_result *r, struct load_summary *s)

@@ -13,6 +13,7 @@
 #include "console/complete.h"
 #include "console/history.h"
 #include "console/layers.h"
+#include "console/load.h"
 #include "console/opt.h"
 #include "console/sampling.h"
 #include "console/setting.h"
@@ -399,6 +400,29 @@ static void test_table(void)
     buf_fini(&s_printed);
 }
 
+/* Two requests of ten tokens each, one a millisecond; the second begins after `later` milliseconds. */
+static double steady(uint64_t later)
+{
+    enum { N = 10 };
+    uint64_t us[2][N];
+    struct load_request q[2] = {{0}};
+    const struct load_result r = {.n = 2, .requests = q, .seconds = 1, .completed = 2, .output_tokens = 2 * N};
+    struct load_summary s;
+    for (uint64_t i = 0; i < 2; i++) {
+        for (uint64_t k = 0; k < N; k++)
+            us[i][k] = 1000 * (1 + k + i * later);
+        q[i] = (struct load_request){.submit_us = 1, .first_us = us[i][0], .last_us = us[i][N - 1], .done_us = us[i][N - 1], .token_us = us[i], .n_tokens = N, .done = true};
+    }
+    load_summarise(&r, &s);
+    return s.steady_rate;
+}
+
+static void test_steady(void)
+{
+    tap_ok(fabs(steady(2) - 2000) < 1, "load: two that generate together have a speed: %.0f", steady(2));
+    tap_ok(isnan(steady(8)), "load: two that meet for a moment have none: %.0f", steady(8));
+}
+
 int main(void)
 {
     sig_init();
@@ -411,6 +435,7 @@ int main(void)
     test_complete();
     test_layers();
     test_units();
+    test_steady();
     test_table();
     test_table_width();
     test_table_empty();
