@@ -91,6 +91,19 @@ static const char *late_command(int argc, char **argv)
     return NULL;
 }
 
+/* The first option that none of the n tables has, where another command has it: which ones do, "rankscope chat, rankscope serve"; the caller's, or NULL. */
+static char *owners(const struct opt *const *tables, size_t n, int argc, char **argv)
+{
+    int i = 1;
+    while (i < argc && (argv[i][0] != '-' || argv[i][1] == '\0' || opt_named(tables, n, argv[i]) != NULL))
+        i++;
+    struct buf names = {0};
+    for (size_t k = 0; i < argc && cmd_table[k] != NULL; k++)
+        if (!cmd_table[k]->hidden && opt_named(cmd_table[k]->tables, OPT_MAX_TABLES, argv[i]) != NULL)
+            buf_printf(&names, "%s%s", names.len > 0 ? ", " : "", title(cmd_table[k]));
+    return names.text;
+}
+
 enum exit_status cmd_run(const struct cmd_entry *e, int argc, char **argv)
 {
     const struct opt *tables[OPT_MAX_TABLES + 2] = {0};
@@ -104,7 +117,12 @@ enum exit_status cmd_run(const struct cmd_entry *e, int argc, char **argv)
     char msg[512];
     if (!opt_parse(tables, argc, argv, false, &v, msg, sizeof msg)) {
         const char *late = e == &cmd_repl_entry ? late_command(argc, argv) : NULL;
-        return late != NULL ? cmd_usage(e, "%s; '%s' is a command, which comes before its options", msg, late) : cmd_usage(e, "%s", msg);
+        if (late != NULL)
+            return cmd_usage(e, "%s; '%s' is a command, which comes before its options", msg, late);
+        char *have = strncmp(msg, "unknown option", 14) == 0 ? owners(tables, n + 1, argc, argv) : NULL;
+        enum exit_status wrong = have != NULL ? cmd_usage(e, "%s; it is an option of: %s", msg, have) : cmd_usage(e, "%s", msg);
+        free(have);
+        return wrong;
     }
     enum exit_status status;
     if (opt_set(&v, "help")) {

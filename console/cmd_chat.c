@@ -37,12 +37,12 @@ static void take_options(struct con *con, const struct opt_values *v)
 /* The words may come from a pipe, so they are read before a model is loaded for them. */
 static enum rs_result read_prompt(const struct opt_values *v, char **prompt, struct rs_error *err)
 {
-    const char *given = opt_string(v, "prompt", NULL), *system = opt_string(v, "system", "");
+    const char *given = opt_string(v, "prompt", v->n_args > 0 ? v->args[0] : NULL), *system = opt_string(v, "system", "");
     size_t bad;
     if (!text_valid(system, strlen(system), &bad))
         return fail_set(err, RS_EUSAGE, "the system message is not UTF-8 text");
     if (given == NULL)
-        return fail_set(err, RS_EUSAGE, "say what to ask with -p TEXT");
+        return fail_set(err, RS_EUSAGE, "say what to ask, as an argument or with -p TEXT");
     if (strcmp(given, "-") == 0)
         return cmd_read_text("-", prompt, err);
     if (!text_valid(given, strlen(given), &bad))
@@ -87,6 +87,8 @@ static enum exit_status exec_chat(const struct cmd_entry *self, const struct opt
     char *prompt;
     if (opt_set(v, "think") && opt_set(v, "no-think"))
         return cmd_usage(self, "--think and --no-think exclude each other");
+    if (opt_set(v, "prompt") && v->n_args > 0)
+        return cmd_usage(self, "say once what to ask: '%s' or -p", v->args[0]);
     if (opt_set(v, "raw") && (opt_set(v, "system") || opt_set(v, "think") || opt_set(v, "no-think") || opt_set(v, "chat-template")))
         return cmd_usage(self, "--raw uses no template: it goes without --system, --think, --no-think and --chat-template");
     json_t *sampling = json_object();
@@ -117,14 +119,14 @@ static enum exit_status exec_chat(const struct cmd_entry *self, const struct opt
 
 const struct cmd_entry cmd_chat_entry = {
     .name = "chat",
-    .args = "",
+    .args = "[TEXT]",
     .summary = "ask one question and print the answer",
     .help =
-        "Asks one question and prints the answer, and nothing but the answer, to standard output. Everything else goes to standard error. "
+        "Asks one question, TEXT or that of --prompt (- reads it from standard input), and prints the answer, and nothing but the answer, to standard output. Everything else goes to standard error. "
         "Control characters that the model produces are shown as ^[ and the like.\n\n"
         "With --json the object has the keys text, thinking, stop (eos, length, stop or cancelled), prompt_tokens, tokens, prompt_ms, "
         "decode_ms, tok_per_s, mode, ranks, patches, verdict, reason and allreduce (per_step, mean_us, p99_us, share).",
     .tables = {s_options, sampling_table, oneshot_table},
-    .max_args = 0,
+    .max_args = 1,
     .exec = exec_chat,
 };

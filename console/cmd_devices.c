@@ -133,7 +133,7 @@ static enum exit_status exec_devices(const struct cmd_entry *self, const struct 
 
 const struct cmd_entry cmd_devices_entry = {
     .name = "devices",
-    .args = "[options]",
+    .args = "",
     .summary = "say what ranks can compute on here",
     .help = "Lists the CPU's workers and the CUDA devices, or says why there are none. With --check it sends a pattern over every link between "
             "two devices, by the copy engine and by kernels that write and read the other's memory, and measures bandwidth and latency; a link that "

@@ -76,16 +76,20 @@ const struct cmd_entry cmd_ps_entry = {
     .exec = exec_ps,
 };
 
-static enum exit_status exec_stop(const struct cmd_entry *self, const struct opt_values *v)
+static const struct opt s_stop_options[] = {
+    {.name = "all", .letter = 'a', .type = OPT_FLAG, .help = "end all engines of this user"},
+    {0},
+};
+
+/* End the engine of that name; NULL: the only one that runs. */
+static enum exit_status stop(const struct cmd_entry *self, const char *name)
 {
     struct rs_error err = {0};
     struct oneshot s = {.entry = self};
     out_stdio_init(&s.out, stdout, stderr);
     con_init(&s.con, &s.out.out);
-    enum rs_result r = daemon_connect(&s.con, v->n_args > 0 ? v->args[0] : NULL, NULL, &err);
-    if (r == RS_OK)
-        r = daemon_stop(&s.con, &err);
-    if (r == RS_ESTATE) {
+    enum rs_result r = daemon_connect(&s.con, name, NULL, &err);
+    if (r == RS_OK && (r = daemon_stop(&s.con, &err)) == RS_ESTATE) {
         struct rs_error why = err;
         fail_set(&err, r, "%s: /quit or /detach there first, or end its process (rankscope ps names it)", why.msg);
     }
@@ -93,11 +97,41 @@ static enum exit_status exec_stop(const struct cmd_entry *self, const struct opt
     return oneshot_end(&s, r == RS_ENOTFOUND ? EXIT_COMMAND : status);
 }
 
+static enum exit_status stop_all(const struct cmd_entry *self)
+{
+    struct rs_error err = {0};
+    json_t *list;
+    enum exit_status status = EXIT_OK;
+    if (daemon_list(&list, &err) != RS_OK)
+        return cmd_fail(self, &err);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        enum exit_status one = stop(self, js_str(json_array_get(list, i), "name", "?"));
+        status = one != EXIT_OK ? one : status;
+    }
+    json_decref(list);
+    return status;
+}
+
+static enum exit_status exec_stop(const struct cmd_entry *self, const struct opt_values *v)
+{
+    if (opt_set(v, "all"))
+        return v->n_args == 0 ? stop_all(self) : cmd_usage(self, "--all or names, not both");
+    if (v->n_args == 0)
+        return stop(self, NULL);
+    enum exit_status status = EXIT_OK;
+    for (size_t i = 0; i < v->n_args; i++) {
+        enum exit_status one = stop(self, v->args[i]);
+        status = one != EXIT_OK ? one : status;
+    }
+    return status;
+}
+
 const struct cmd_entry cmd_stop_entry = {
     .name = "stop",
-    .args = "[NAME]",
+    .args = "[NAME...]",
     .summary = "end an engine",
-    .help = "Ends the engine NAME, or the only one that runs, and with it the conversations that it holds.",
-    .max_args = 1,
+    .help = "Ends the engines that are named, or the only one that runs, and with them the conversations that they hold.",
+    .tables = {s_stop_options},
+    .max_args = 64,
     .exec = exec_stop,
 };

@@ -57,6 +57,9 @@ static enum exit_status exec_repl(const struct cmd_entry *self, const struct opt
         return cmd_usage(self, "--think and --no-think exclude each other");
     if (v->n_args > 0 && opt_set(v, "model"))
         return cmd_usage(self, "name the model once");
+    size_t len = v->n_args > 0 ? strlen(v->args[0]) : 0;
+    if (len > 4 && strcmp(v->args[0] + len - 4, ".lua") == 0)
+        return cmd_usage(self, "%s is a script, which comes first and opens its model itself: rankscope %s ARGUMENTS", v->args[0], v->args[0]);
     const char *wrong = desk_check(v);
     if (wrong != NULL)
         return cmd_usage(self, "%s", wrong);

@@ -76,8 +76,6 @@ libconsole_a_SOURCES = \
 	console/load_stat.c \
 	console/oneshot.c \
 	console/oneshot.h \
-	console/near.c \
-	console/near.h \
 	console/opt.c \
 	console/opt.h \
 	console/out.c \

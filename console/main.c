@@ -11,22 +11,22 @@
 #include "console/cmd.h"
 #include "console/cmd_list.h"
 #include "console/js.h"
-#include "console/near.h"
 #include "console/script.h"
 #include "console/sig.h"
 #include "console/text.h"
+#include "engine/rankscope.h"
 
-/* A first argument that is neither a subcommand nor a file was meant to be a subcommand. */
-static int unknown(const char *word)
+/* A word that is no subcommand was meant to be one: a first argument that is no file either (also " and no file of that name"), or that of help. */
+static int unknown(const char *word, const char *also)
 {
     char *line = text_one_line(word), hint[80];
-    struct near near;
-    near_init(&near, word, strlen(word));
+    struct rs_near near;
+    rs_near_init(&near, word, strlen(word));
     for (size_t i = 0; cmd_table[i] != NULL; i++)
-        if (!cmd_table[i]->hidden)
-            near_try(&near, cmd_table[i]->name);
-    fprintf(stderr, "rankscope: there is no command '%s' and no file of that name%s; see rankscope --help\n", line,
-        near_hint(&near, "", hint, sizeof hint));
+        if (!cmd_table[i]->hidden && cmd_table[i] != &cmd_repl_entry)
+            rs_near_try(&near, cmd_table[i]->name);
+    fprintf(stderr, "rankscope: there is no command '%s'%s%s; see rankscope --help\n", line, also,
+        rs_near_hint(&near, "", hint, sizeof hint));
     free(line);
     return EXIT_USAGE;
 }
@@ -45,11 +45,14 @@ int main(int argc, char **argv)
         return cmd_run(&cmd_version_entry, 1, argv);
     if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0 || (strcmp(first, "help") == 0 && argc == 2)) {
         cmd_help_all(stdout);
-        return cmd_flush(&cmd_version_entry, EXIT_OK);
+        return cmd_flush(&cmd_repl_entry, EXIT_OK);
     }
-    if (strcmp(first, "help") == 0 && argc == 3 && cmd_find(argv[2]) != NULL) {
-        cmd_help(cmd_find(argv[2]), stdout);
-        return cmd_flush(&cmd_version_entry, EXIT_OK);
+    if (strcmp(first, "help") == 0 && argc == 3) {
+        const struct cmd_entry *about = cmd_find(argv[2]);
+        if (about == NULL)
+            return unknown(argv[2], "");
+        cmd_help(about, stdout);
+        return cmd_flush(about, EXIT_OK);
     }
     size_t n = strlen(first);
     if (strcmp(first, "-e") == 0 && argc == 3)
@@ -66,6 +69,6 @@ int main(int argc, char **argv)
     bool file = first[0] == '\0' || first[0] == '-' || strchr(first, '/') != NULL || access(first, F_OK) == 0 ||
                 (n > 5 && strcmp(first + n - 5, ".gguf") == 0);
     if (!file)
-        return unknown(first);
+        return unknown(first, " and no file of that name");
     return cmd_run(&cmd_repl_entry, argc, argv);
 }

@@ -48,7 +48,7 @@ const struct opt oneshot_table[] = {
      .type = OPT_LIST,
      .arg = "NAME=VALUE",
      .help = "an option of the engine: numerics=invariant|fast, graph.guard=on|off; may be repeated"},
-    {.name = "ctx", .type = OPT_INT, .arg = "N", .min = 1, .max = 1e9, .help = "room for N tokens in the cache"},
+    {.name = "ctx", .type = OPT_INT, .arg = "N", .min = 16, .max = 16777216, .help = "room for N tokens in the cache"},
     {.name = "workers", .type = OPT_INT, .arg = "N", .min = 1, .max = 4096, .help = "CPU threads; without it one for each core"},
     {.name = "isa",
      .type = OPT_CHOICE,

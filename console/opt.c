@@ -10,8 +10,8 @@
 #include <string.h>
 
 #include "console/buf.h"
-#include "console/near.h"
 #include "console/text.h"
+#include "engine/rankscope.h"
 
 static size_t count_rows(const struct opt *const *tables)
 {
@@ -119,11 +119,11 @@ static bool take_long(struct opt_values *v, int argc, char **argv, int *i, char 
     struct opt_value *value = by_name(v, name, len);
     if (value == NULL) {
         char hint[80];
-        struct near near;
-        near_init(&near, name, len);
+        struct rs_near near;
+        rs_near_init(&near, name, len);
         for (size_t k = 0; k < v->n; k++)
-            near_try(&near, v->values[k].opt->name);
-        snprintf(msg, msg_size, "unknown option --%.*s%s", (int)len, name, near_hint(&near, "--", hint, sizeof hint));
+            rs_near_try(&near, v->values[k].opt->name);
+        snprintf(msg, msg_size, "unknown option --%.*s%s", (int)len, name, rs_near_hint(&near, "--", hint, sizeof hint));
         return false;
     }
     const char *text = name[len] == '=' ? name + len + 1 : NULL;
@@ -196,6 +196,20 @@ bool opt_parse(const struct opt *const *tables, int argc, char **argv, bool firs
     }
     *out = v;
     return true;
+}
+
+const struct opt *opt_named(const struct opt *const *tables, size_t n, const char *arg)
+{
+    const bool is_long = arg[0] == '-' && arg[1] == '-';
+    const char *name = arg + (is_long ? 2 : 1);
+    const size_t len = strcspn(name, "=");
+    if (arg[0] != '-' || len == 0)
+        return NULL;
+    for (size_t k = 0; k < n && tables[k] != NULL; k++)
+        for (const struct opt *o = tables[k]; o->name != NULL; o++)
+            if (is_long ? strlen(o->name) == len && memcmp(o->name, name, len) == 0 : o->letter == *name)
+                return o;
+    return NULL;
 }
 
 void opt_fini(struct opt_values *v)

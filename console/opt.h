@@ -58,6 +58,9 @@ bool opt_parse(const struct opt *const *tables, int argc, char **argv, bool firs
                size_t msg_size);
 void opt_fini(struct opt_values *v);
 
+/* The option of the n tables, which end early at a NULL, that an argument such as "--name=value" or "-x" names, or NULL. */
+const struct opt *opt_named(const struct opt *const *tables, size_t n, const char *arg);
+
 bool opt_set(const struct opt_values *v, const char *name);
 const char *opt_string(const struct opt_values *v, const char *name, const char *def);
 long opt_int(const struct opt_values *v, const char *name, long def);

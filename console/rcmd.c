@@ -9,11 +9,11 @@
 
 #include "console/chat.h"
 #include "console/fail.h"
-#include "console/near.h"
 #include "console/rcmd_list.h"
 #include "console/rcmd_lua.h"
 #include "console/text.h"
 #include "console/units.h"
+#include "engine/rankscope.h"
 
 const struct rcmd_entry *const rcmd_table[] = {
     &rcmd_help_entry,
@@ -131,21 +131,21 @@ const struct rcmd_entry *rcmd_find(const char *name, struct rs_error *err)
     struct buf names = {0};
     size_t len = strlen(name), n = 0;
     char hint[80];
-    struct near near;
-    near_init(&near, name, len);
+    struct rs_near near;
+    rs_near_init(&near, name, len);
     for (size_t i = 0; rcmd_table[i] != NULL; i++) {
         if (strcmp(rcmd_table[i]->name, name) == 0 || among(rcmd_table[i]->also, name, len)) {
             buf_fini(&names);
             return rcmd_table[i];
         }
-        near_try(&near, rcmd_table[i]->name);
+        rs_near_try(&near, rcmd_table[i]->name);
         if (len > 0 && strncmp(rcmd_table[i]->name, name, len) == 0) {
             found = rcmd_table[i];
             buf_printf(&names, "%s/%s", n++ > 0 ? ", " : "", found->name);
         }
     }
     if (n == 0)
-        fail_set(err, RS_EUSAGE, "there is no command /%s%s; /help lists them", name, near_hint(&near, "/", hint, sizeof hint));
+        fail_set(err, RS_EUSAGE, "there is no command /%s%s; /help lists them", name, rs_near_hint(&near, "/", hint, sizeof hint));
     else if (n > 1)
         fail_set(err, RS_EUSAGE, "/%s could be %s", name, names.text);
     buf_fini(&names);

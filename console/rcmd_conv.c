@@ -90,6 +90,27 @@ const struct rcmd_entry rcmd_fork_entry = {
     .exec = exec_fork,
 };
 
+/* One conversation: how many messages, and the last one of the person, by which it is known again. */
+static void show_branch(struct con *con, json_int_t id)
+{
+    json_t *reply = NULL;
+    const char *asked = "";
+    size_t n = 0;
+    if (con_request(con, "session.get", json_pack("{s:I}", "session", id), &reply, NULL) == RS_OK) {
+        const json_t *messages = json_object_get(json_object_get(reply, "data"), "messages");
+        n = json_array_size(messages);
+        for (size_t i = 0; i < n; i++)
+            if (strcmp(js_str(json_array_get(messages, i), "role", ""), "user") == 0)
+                asked = js_str(json_array_get(messages, i), "content", "");
+    }
+    char *line = text_one_line(asked);
+    size_t used, columns = 50, len = text_fit(line, columns, &used);
+    out_printf(con->out, OUT_TEXT, "%3lld%s  %zu message%s%s%.*s%s\n", (long long)id, id == con->session ? " (this one)" : "", n, n == 1 ? "" : "s",
+               *line != '\0' ? ": " : "", (int)len, line, line[len] != '\0' ? ".." : "");
+    free(line);
+    json_decref(reply);
+}
+
 static enum rs_result list_branches(struct con *con, struct rs_error *err)
 {
     json_t *reply;
@@ -99,9 +120,10 @@ static enum rs_result list_branches(struct con *con, struct rs_error *err)
     const json_t *list = json_object_get(reply, "sessions");
     for (size_t i = json_array_size(list); i-- > 0;) {
         const json_t *s = json_array_get(list, i);
-        json_int_t id = js_int(s, "session", 0);
-        out_printf(con->out, OUT_TEXT, "%3lld%s\n", (long long)id, id == con->session ? " (this one)" : "");
+        show_branch(con, js_int(s, "session", 0));
     }
+    if (json_array_size(list) == 0)
+        out_str(con->out, OUT_NOTE, "there are no conversations yet\n");
     json_decref(reply);
     return RS_OK;
 }

@@ -171,18 +171,23 @@ static enum rs_result set_mouse(struct con *con, const char *value, struct rs_er
     return RS_OK;
 }
 
+static void show_setting(struct con *con, const struct setting *s)
+{
+    char *value = now(con, s->name, s->key);
+    out_printf(con->out, OUT_TEXT, "%s: %s (%s)\n  %s\n", s->name, value, s->choices, s->help);
+    free(value);
+}
+
 static enum rs_result exec_set(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
 {
     (void)self;
     if (strncmp(args, "mouse", 5) == 0 && strchr("= \t", args[5]) != NULL)
         return set_mouse(con, args + 5, err);
-    if (*args == '\0') {
-        for (const struct setting *s = setting_table; s->name != NULL; s++) {
-            char *value = now(con, s->name, s->key);
-            out_printf(con->out, OUT_TEXT, "%s: %s (%s)\n  %s\n", s->name, value, s->choices, s->help);
-            free(value);
-        }
-        if (con->tui != NULL)
+    if (*args == '\0' || setting_find(args) != NULL) {
+        for (const struct setting *s = setting_table; s->name != NULL; s++)
+            if (*args == '\0' || strcmp(s->name, args) == 0)
+                show_setting(con, s);
+        if (*args == '\0' && con->tui != NULL)
             out_printf(con->out, OUT_TEXT, "mouse: %s (on|off)\n  on: clicks select and the wheel scrolls panels; off: the terminal's own selection\n",
                        con->tui->mouse ? "on" : "off");
         return RS_OK;
@@ -203,7 +208,7 @@ const struct rcmd_entry rcmd_set_entry = {
     .name = "set",
     .group = RCMD_MODEL,
     .lists = true,
-    .args = "[NAME=VALUE]",
+    .args = "[NAME | NAME=VALUE]",
     .summary = "show or change the options of the engine, and mouse=on|off",
     .complete = RCMD_COMPLETE_SETTING,
     .exec = exec_set,

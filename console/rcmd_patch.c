@@ -8,27 +8,27 @@
 
 #include "console/fail.h"
 #include "console/js.h"
-#include "console/near.h"
 #include "console/paths.h"
 #include "console/rcmd_list.h"
 #include "console/setting.h"
 #include "console/units.h"
 #include "console/view.h"
+#include "engine/rankscope.h"
 
 static enum rs_result show_slot(struct con *con, const json_t *slots, const char *name, struct rs_error *err)
 {
-    struct near near;
+    struct rs_near near;
     char hint[80];
-    near_init(&near, name, strlen(name));
+    rs_near_init(&near, name, strlen(name));
     for (size_t i = 0; i < json_array_size(slots); i++) {
         const json_t *s = json_array_get(slots, i);
         if (strcmp(js_str(s, "slot", ""), name) == 0) {
             view_slot(con->out, s);
             return RS_OK;
         }
-        near_try(&near, js_str(s, "slot", ""));
+        rs_near_try(&near, js_str(s, "slot", ""));
     }
-    return fail_set(err, RS_EUSAGE, "there is no patch slot '%s'%s; /patch list shows them", name, near_hint(&near, "", hint, sizeof hint));
+    return fail_set(err, RS_EUSAGE, "there is no patch slot '%s'%s; /patch list shows them", name, rs_near_hint(&near, "", hint, sizeof hint));
 }
 
 /* All slots, or the one of that name. */
@@ -122,9 +122,11 @@ static void announce_cost(struct con *con, const struct setting_patch *p)
 static enum rs_result set(struct con *con, const char *text, struct rs_error *err)
 {
     struct buf joined = {0};
-    for (const char *p = text; *p != '\0'; p++)
-        if (*p != ' ' && *p != '\t')
+    for (const char *p = text; *p != '\0'; p++) {
+        const char *next = p + strspn(p, " \t");
+        if (next == p || (joined.len > 0 && strchr("=@", joined.text[joined.len - 1]) == NULL && strchr("=@", *next) == NULL))
             buf_char(&joined, *p);
+    }
     struct setting_patch p;
     enum rs_result r = setting_parse_patch(joined.text != NULL ? joined.text : "", &p, err);
     buf_fini(&joined);

@@ -33,7 +33,7 @@ static enum rs_result exec_spec(const struct rcmd_entry *self, struct con *con, 
         return RS_OK;
     }
     if (!opt_is_choice(self->words, args))
-        return rcmd_usage(self, err);
+        return fail_set(err, RS_EUSAGE, "drafts per step are one of %s, not '%s'", self->words, args);
     long long before = js_int(con->info, "state.spec", 0);
     json_t *o = json_object();
     json_object_set_new(o, "spec", setting_value(setting_find("spec"), args));

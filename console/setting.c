@@ -7,6 +7,7 @@
 #include "console/buf.h"
 #include "console/fail.h"
 #include "console/opt.h"
+#include "engine/rankscope.h"
 
 const struct setting setting_table[] = {
     {"numerics", "numerics", "invariant|fast",
@@ -50,9 +51,14 @@ char *setting_word(const struct setting *s, const json_t *value)
 static enum rs_result unknown(const char *name, struct rs_error *err)
 {
     struct buf names = {0};
-    for (const struct setting *s = setting_table; s->name != NULL; s++)
+    struct rs_near near;
+    char hint[80];
+    rs_near_init(&near, name, strlen(name));
+    for (const struct setting *s = setting_table; s->name != NULL; s++) {
         buf_printf(&names, "%s%s", s == setting_table ? "" : ", ", s->name);
-    enum rs_result r = fail_set(err, RS_EUSAGE, "there is no option '%s'; the options are %s", name, names.text);
+        rs_near_try(&near, s->name);
+    }
+    enum rs_result r = fail_set(err, RS_EUSAGE, "there is no option '%s'%s; the options are %s", name, rs_near_hint(&near, "", hint, sizeof hint), names.text);
     buf_fini(&names);
     return r;
 }
@@ -61,13 +67,15 @@ enum rs_result setting_add(json_t *args, const char *text, struct rs_error *err)
 {
     char name[64];
     size_t n = strcspn(text, "=");
-    if (text[n] == '\0' || n == 0 || n >= sizeof name)
+    if (n == 0 || n >= sizeof name)
         return fail_set(err, RS_EUSAGE, "'%s' is not NAME=VALUE", text);
     memcpy(name, text, n);
     name[n] = '\0';
     const struct setting *s = setting_find(name);
     if (s == NULL)
         return unknown(name, err);
+    if (text[n] == '\0')
+        return fail_set(err, RS_EUSAGE, "'%s' is not NAME=VALUE (%s=%s)", text, s->name, s->choices);
     json_t *value = setting_value(s, text + n + 1);
     if (value == NULL)
         return fail_set(err, RS_EUSAGE, "%s is one of %s, not '%s'", s->name, s->choices, text + n + 1);
@@ -91,7 +99,7 @@ enum rs_result setting_parse_patch(const char *text, struct setting_patch *out, 
     const char *impl = text + slot + (text[slot] == '=');
     size_t impl_len = strcspn(impl, "@");
     bool site = impl[impl_len] == '@';
-    if (text[slot] != '=' || !copy_part(p.slot, sizeof p.slot, text, slot) || !copy_part(p.impl, sizeof p.impl, impl, impl_len) ||
+    if (text[slot] != '=' || strpbrk(text, " \t") != NULL || !copy_part(p.slot, sizeof p.slot, text, slot) || !copy_part(p.impl, sizeof p.impl, impl, impl_len) ||
         (site && !copy_part(p.site, sizeof p.site, impl + impl_len + 1, strlen(impl + impl_len + 1))))
         return fail_set(err, RS_EUSAGE, "'%s' is not SLOT=IMPL or SLOT=IMPL@SITES", text);
     *out = p;

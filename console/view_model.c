@@ -99,10 +99,15 @@ static char *current(const json_t *slot)
 {
     const json_t *sites = json_object_get(slot, "sites");
     struct buf b = {0};
-    buf_str(&b, js_str(slot, "current", "n/a"));
+    const char *everywhere = js_str(slot, "current", "n/a");
+    buf_str(&b, everywhere);
     for (size_t i = 0; i < json_array_size(sites); i++) {
         const json_t *e = json_array_get(sites, i);
-        buf_printf(&b, "; %s at %s", js_str(e, "impl", "?"), js_str(e, "glob", "?"));
+        const char *impl = js_str(e, "impl", "?"), *glob = js_str(e, "glob", "?");
+        if (strcmp(glob, "*") != 0)
+            buf_printf(&b, "; %s at %s", impl, glob);
+        else if (strcmp(impl, everywhere) != 0) /* slot user: one for each kind of op */
+            buf_printf(&b, "; %s", impl);
     }
     return buf_take(&b);
 }

@@ -234,7 +234,8 @@ enum rs_result rs_engine_connect(const char *name, struct rs_engine **out, struc
         return rc;
     int fd = try_connect(path);
     if (fd < 0)
-        return error_set(err, RS_ENOTFOUND, "no engine %s: %s", name, strerror(errno));
+        return errno == ENOENT || errno == ECONNREFUSED ? error_set(err, RS_ENOTFOUND, "no engine %s runs (rankscope ps lists those that do)", name)
+                                                        : error_set(err, RS_ENOTFOUND, "no engine %s: %s", name, strerror(errno));
     return handle_of(fd, name, out, err);
 }
 

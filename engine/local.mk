@@ -107,6 +107,7 @@ libengine_a_SOURCES = \
 	engine/msg_stage.c \
 	engine/msg_util.h \
 	engine/msg_weights.c \
+	engine/near.c \
 	engine/npz.c \
 	engine/npz.h \
 	engine/observe.c \

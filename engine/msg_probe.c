@@ -144,8 +144,10 @@ static enum rs_result disarm(struct engine *e, struct msg *m, struct args *a, bo
     if (rc != RS_OK)
         return rc;
     uint32_t n = observe_remove(e, watches, id, by_site ? glob : NULL);
-    if (n == 0 && (by_id || by_site))
-        return error_set(err, RS_ENOTFOUND, "nothing of that name is armed");
+    if (n == 0 && by_id)
+        return error_set(err, RS_ENOTFOUND, "there is no %s %u", watches ? "watchpoint" : "tap", id);
+    if (n == 0 && by_site)
+        return error_set(err, RS_ENOTFOUND, "no %s is at '%.60s'", watches ? "watchpoint" : "tap", glob);
     json_object_set_new(m->reply, "removed", json_integer(n));
     json_object_set_new(m->reply, "generation", json_integer((json_int_t)e->patches.now.generation));
     engine_announce(e);

@@ -13,6 +13,7 @@
 
 #include "engine/error.h"
 #include "engine/patch_host.h"
+#include "engine/rankscope.h"
 
 #define K(kind) (1u << OP_##kind)
 #define PATCHABLE \
@@ -192,21 +193,35 @@ static const struct patch_impl *find_impl(const struct patch_slot *s, const char
     return NULL;
 }
 
-static enum rs_result unknown_impl(const struct patch_slot *s, const char *impl, struct rs_error *err)
+/* One of the names that would have been right, for a message. */
+static void add_name(struct rs_near *near, char *list, size_t size, const char *name)
 {
-    char list[200] = "";
+    size_t n = strlen(list);
+    snprintf(list + n, size - n, "%s%s", n > 0 ? ", " : "", name);
+    rs_near_try(near, name);
+}
+
+static enum rs_result unknown_impl(const struct patch_slot *s, const struct patch_registry *reg, const char *impl, struct rs_error *err)
+{
+    char list[400] = "", hint[80];
+    struct rs_near near;
+    rs_near_init(&near, impl, strlen(impl));
     for (int i = 0; i < PATCH_MAX_IMPLS && s->impls[i].name != NULL; i++)
-        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? ", " : "", s->impls[i].name);
-    return error_set(err, RS_ENOTFOUND, "slot %s has no implementation '%.30s'; it has: %s%s", s->name, impl, list,
+        add_name(&near, list, sizeof list, s->impls[i].name);
+    for (uint32_t i = 0; strcmp(s->name, "user") == 0 && reg != NULL && i < reg->n; i++)
+        add_name(&near, list, sizeof list, reg->user[i].name);
+    return error_set(err, RS_ENOTFOUND, "slot %s has no implementation '%.30s'%s; it has: %s%s", s->name, impl, rs_near_hint(&near, "", hint, sizeof hint), list,
                      strcmp(s->name, "delay") == 0 ? ", RANK:MICROSECONDS" : "");
 }
 
 static enum rs_result unknown_slot(const char *slot, struct rs_error *err)
 {
-    char list[300] = "";
+    char list[300] = "", hint[80];
+    struct rs_near near;
+    rs_near_init(&near, slot, strlen(slot));
     for (uint32_t i = 0; i < SLOT_COUNT; i++)
-        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? ", " : "", PATCH_SLOTS[i].name);
-    return error_set(err, RS_ENOTFOUND, "no slot '%.30s'; there are: %s", slot, list);
+        add_name(&near, list, sizeof list, PATCH_SLOTS[i].name);
+    return error_set(err, RS_ENOTFOUND, "no slot '%.30s'%s; there are: %s", slot, rs_near_hint(&near, "", hint, sizeof hint), list);
 }
 
 /* Loaded implementations of different kinds do not replace each other; "off" replaces all. */
@@ -253,7 +268,7 @@ enum rs_result patch_plan(const struct patch_store *s, const char *slot, const c
         return error_set(err, RS_EUSAGE, "slot %s concerns the whole model; it takes no site", slot);
     if (find_impl(p, impl) == NULL && !(id == SLOT_DELAY && parse_delay(impl, &rank, &us)) &&
         !(id == SLOT_USER && patch_find_user(s->now.reg, impl) != NULL) && !(id == SLOT_WEIGHTS && patch_find_donor(s->now.reg, impl) != NULL))
-        return unknown_impl(p, impl, err);
+        return unknown_impl(p, s->now.reg, impl, err);
     *out = s->now;
     enum rs_result rc;
     if (id == SLOT_MLA && strcmp(impl, "off") == 0) {

@@ -187,4 +187,24 @@ struct rs_snapshot {
 /* Copy the newest snapshot. false: no model is open yet. Lock-free; any thread, also while another uses the handle. */
 bool rs_snapshot_read(const struct rs_engine *e, struct rs_snapshot *out);
 
+/* ---- messages ---------------------------------------------------------------------------------------------------------------------------- */
+
+/* Which name was meant by a word that is none: the nearest of the names that were tried, or nothing when none is near. No state but the caller's;
+ * any thread. */
+struct rs_near {
+    const char *word; /* the caller's, as is what best points to */
+    size_t len;
+    const char *best;
+    unsigned cost;
+};
+
+/* Begin with the first len bytes of word. */
+void rs_near_init(struct rs_near *n, const char *word, size_t len);
+
+/* Try one name: of two equally near the first stays. */
+void rs_near_try(struct rs_near *n, const char *name);
+
+/* How the nearest name is offered, " (did you mean PREFIXname?)", or "" when none is near; buf is the caller's and is returned. */
+const char *rs_near_hint(const struct rs_near *n, const char *prefix, char *buf, size_t size);
+
 #endif

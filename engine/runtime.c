@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "engine/error.h"
+#include "engine/rankscope.h"
 #include "engine/span.h"
 #ifdef HAVE_CUDA
 #include "engine/cuda_backend.h"
@@ -189,10 +190,32 @@ static uint32_t pattern_of(const struct runtime *rt, uint32_t n_ops, const char 
     return 0;
 }
 
+/* The pattern with its last word mended by the nearest one that a site has, if some site is like that; else a whole site that is near. */
+static bool mended(const struct runtime *rt, uint32_t n_ops, const char *glob, char *pattern, size_t size)
+{
+    const char *dot = strrchr(glob, '.'), *last = dot != NULL ? dot + 1 : glob;
+    struct rs_near word, site;
+    rs_near_init(&word, last, strlen(last));
+    rs_near_init(&site, glob, strlen(glob));
+    for (uint32_t i = 0; i < n_ops; i++) {
+        const char *name = runtime_op(rt, i)->site, *end = strrchr(name, '.');
+        rs_near_try(&site, name);
+        rs_near_try(&word, end != NULL ? end + 1 : name);
+    }
+    if (word.best != NULL)
+        snprintf(pattern, size, "%.*s%s", dot != NULL ? (int)(dot + 1 - glob) : 2, dot != NULL ? glob : "*.", word.best);
+    for (uint32_t i = 0; i < n_ops && word.best != NULL; i++)
+        if (plan_glob(pattern, runtime_op(rt, i)->site))
+            return true;
+    if (site.best != NULL)
+        snprintf(pattern, size, "%s", site.best);
+    return site.best != NULL;
+}
+
 enum rs_result runtime_no_site(const struct runtime *rt, uint32_t n_ops, const char *glob, struct rs_error *err)
 {
     const char *best = NULL;
-    char pattern[80];
+    char pattern[2 * OP_SITE_MAX];
     unsigned most = 0;
     uint32_t n = pattern_of(rt, n_ops, glob, pattern, sizeof pattern);
     if (n > 1)
@@ -204,6 +227,8 @@ enum rs_result runtime_no_site(const struct runtime *rt, uint32_t n_ops, const c
             best = runtime_op(rt, i)->site;
         }
     }
+    if (best == NULL && strlen(glob) < sizeof pattern - OP_SITE_MAX && mended(rt, n_ops, glob, pattern, sizeof pattern))
+        best = pattern;
     return best != NULL ? error_set(err, RS_ENOTFOUND, "no site matches '%.60s' (did you mean %s?)", glob, best)
-                        : error_set(err, RS_ENOTFOUND, "no site matches '%.60s'; the ledger lists them", glob);
+                        : error_set(err, RS_ENOTFOUND, "no site matches '%.60s'; the ledger lists them (blk.0.attn.norm, say, or the pattern *.allreduce)", glob);
 }

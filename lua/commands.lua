@@ -5,6 +5,8 @@ local exp, notebook, core = rs.exp, rs.notebook, rs.core
 local commands = {}
 local QUESTION = "What is the capital of France?"
 
+local function count(n, what) return ("%d %s%s"):format(n, what, n == 1 and "" or "s") end
+
 local function trim(s) return (s:match("^%s*(.-)%s*$")) end
 
 local function split(s, sep)
@@ -37,6 +39,15 @@ local function question_of(args)
   if before then return before, after end
   before, after = args:match("^(.-)%s*:$")
   return before or args, nil
+end
+
+-- "del", or another debugger's word for it, and what stands behind it: an id, false for all; nil: it says something else.
+local REMOVES = {del = true, delete = true, rm = true, remove = true, clear = true}
+local function removal(args, what)
+  local verb, which = args:match("^(%a+)%s*(.*)$")
+  if not verb or not REMOVES[verb] then return nil end
+  if which == "" or which == "all" or which == "*" then return false end
+  return math.tointeger(tonumber(which)) or error(("/%s del: '%s' is not the number of one (/%s lists them; /%s del takes all away)"):format(what, which, what, what), 0)
 end
 
 local function book() return notebook.open() end
@@ -102,7 +113,7 @@ function commands.bisect(args)
     end, known)
   end)
   if found == nil then print("together they do not change the answer")
-  else print(("the smallest set that changes the answer: %s (%d probes)"):format(exp.name(found), probes)) end
+  else print(("the smallest set that changes the answer: %s (%s)"):format(exp.name(found), count(probes, "probe"))) end
 end
 
 -- A key that a script has bound to a function was pressed.
@@ -116,6 +127,36 @@ local function row(cells, ...)
   for i = 1, select("#", ...) do cells[#cells + 1] = (select(i, ...)) end
 end
 
+-- {0, 1, 2, 5} -> "0-2,5"
+local function ranges(layers)
+  local out, from = {}, nil
+  for i, l in ipairs(layers) do
+    from = from or l
+    if layers[i + 1] ~= l + 1 then
+      out[#out + 1] = from == l and tostring(l) or from .. "-" .. l
+      from = nil
+    end
+  end
+  return table.concat(out, ",")
+end
+
+-- Tensors that differ in nothing but their layer are one.
+local function by_layers(tensors)
+  local out, seen = {}, {}
+  for _, t in ipairs(tensors) do
+    local layer, rest = t.name:match("^blk%.(%d+)%.(.+)$")
+    local name = layer and "blk.*." .. rest or t.name
+    local key = table.concat({name, t.type, t.from or "", t.from and t.file_type or ""}, "|")
+    local group = seen[key]
+    if not group then
+      group = {name = name, layers = {}, type = t.type, from = t.from, file_type = t.file_type}
+      seen[key], out[#out + 1] = group, group
+    end
+    group.layers[#group.layers + 1] = math.tointeger(tonumber(layer))
+  end
+  return out
+end
+
 function commands.weights(args)
   local glob, path = args:match("^load%s+(%S+)%s+from%s+(.+)$")
   if glob then
@@ -123,14 +164,14 @@ function commands.weights(args)
     local cells = {}
     for _, t in ipairs(r.tensors) do row(cells, t.name, t.type, t.file_type, t.same and "the same bytes" or "") end
     rs.core.table("~tensor|type|instead of|1note", cells)
-    print(("%d tensors from %s, generation %d, %s, %.1f ms"):format(#r.tensors, r.donor, r.generation, r.resharded and "dealt to the ranks anew" or "in place", r.took_ms))
+    print(("%s from %s, generation %d, %s, %.1f ms"):format(count(#r.tensors, "tensor"), r.donor, r.generation, r.resharded and "dealt to the ranks anew" or "in place", r.took_ms))
     return
   end
   if args ~= "" and not args:match("^list") then error("usage: /weights [list GLOB | load GLOB from FILE.gguf]", 0) end
   local r = rs.call("weights.list", {tensors = args:match("^list%s+(%S+)$") or "*"})
   local cells = {}
-  for _, t in ipairs(r.tensors) do row(cells, t.name, t.type, t.from or "", t.from and t.file_type or "") end
-  rs.core.table("~tensor|type|~2from|1the model has", cells)
+  for _, t in ipairs(by_layers(r.tensors)) do row(cells, t.name, ranges(t.layers), t.type, t.from or "", t.from and t.file_type or "") end
+  rs.core.table("~tensor|3layers|type|~2from|1the model has", cells)
 end
 
 function commands.claim(args)
@@ -247,6 +288,20 @@ local function sites_of(name)
   return some and "*." .. name or name
 end
 
+-- The values that a tap kept of a rank, in lines that fit 80 columns.
+local function print_kept(site, k, whose)
+  local values, line = k.values, {}
+  if type(values) ~= "table" or #values == 0 then return end
+  print(("%s, %s, the first %s"):format(site, whose, count(#values, "value")))
+  for i, v in ipairs(values) do
+    line[#line + 1] = type(v) == "number" and ("%9.4g"):format(v) or "      n/a"
+    if #line == 6 or i == #values then
+      print("  " .. table.concat(line, " "))
+      line = {}
+    end
+  end
+end
+
 local saves = {} -- site -> file that the next look is written to
 
 function commands.tap(args)
@@ -273,6 +328,13 @@ function commands.tap(args)
       end
     end
     show_stats(rows)
+    for _, s in ipairs(sites) do
+      local r = s.records[#s.records]
+      for i, k in ipairs(r and r.ranks or {}) do
+        if r.ranks_agree ~= true then print_kept(s.site, k, ("rank %d"):format(k.rank))
+        elseif i == 1 then print_kept(s.site, k, "the same on all ranks") end
+      end
+    end
     for site, file in pairs(saves) do
       local r, blob = rs.call("probe.read", {site = site, what = "copy"})
       rs.tensor.of(r, blob):save(file)
@@ -292,24 +354,27 @@ function commands.tap(args)
     o.what, saves[site] = "copy", more
   elseif what ~= "" then o.what = what end
   local t = rs.tap(site, o)
-  print(("tap %d on %s sites"):format(t.id, tostring(t.sites)))
+  print(("tap %d on %s"):format(t.id, count(t.sites, "site")))
 end
 
-function commands.untap(args) print(("%s taken away"):format(tostring(rs.untap(args ~= "" and (math.tointeger(tonumber(args)) or sites_of(args)) or nil)))) end
+function commands.untap(args)
+  local all = args == "" or args == "all" or args == "*"
+  print(("%s taken away"):format(tostring(rs.untap(not all and (math.tointeger(tonumber(args)) or sites_of(args)) or nil))))
+end
 
 function commands.watch(args)
-  if args == "" then
+  if args == "" or args == "list" then
     local list = rs.watches()
     for _, w in ipairs(list) do
       local f = w.first
-      print(("%3d  %s if %s%s: %d hits%s"):format(w.id, w.site, w.cond, w.action == "stop" and ", stops" or "", w.hits,
+      print(("%3d  %s if %s%s: %s%s"):format(w.id, w.site, w.cond, w.action == "stop" and ", stops" or "", count(w.hits, "hit"),
         type(f) == "table" and ("; first at %s, step %d, rank %d"):format(f.site, f.step, f.rank) or ""))
     end
     if #list == 0 then print("nothing is watched") end
     return
   end
-  local del = args:match("^del%s*(%d*)$")
-  if del then return print(("%s taken away"):format(tostring(rs.unwatch(math.tointeger(tonumber(del)))))) end
+  local del = removal(args, "watch")
+  if del ~= nil then return print(("%s taken away"):format(tostring(rs.unwatch(del or nil)))) end
   local rest, rank = take_rank(args)
   local site, cond, stop = rest:match("^(%S+)%s+if%s+(%S+)%s*(%a*)$")
   if not site or (stop ~= "" and stop ~= "stop") then error("usage: /watch SITES if CONDITION [stop] [rank R], /watch del [ID], or /watch", 0) end
@@ -317,16 +382,16 @@ function commands.watch(args)
 end
 
 commands["break"] = function(args)
-  if args == "" then
+  if args == "" or args == "list" then
     local list = rs.brk.list()
     for _, b in ipairs(list) do
-      print(("%3d  %s %s%s: %d hits"):format(b.id, b.when, b.site, type(b.cond) == "string" and b.cond ~= "" and " if " .. b.cond or "", b.hits))
+      print(("%3d  %s %s%s: %s"):format(b.id, b.when, b.site, type(b.cond) == "string" and b.cond ~= "" and " if " .. b.cond or "", count(b.hits, "hit")))
     end
     if #list == 0 then print("there are no breakpoints") end
     return
   end
-  local del = args:match("^del%s*(%d*)$")
-  if del then return print(("%s taken away"):format(tostring(rs.brk.del(math.tointeger(tonumber(del)))))) end
+  local del = removal(args, "break")
+  if del ~= nil then return print(("%s taken away"):format(tostring(rs.brk.del(del or nil)))) end
   local rest, rank = take_rank(args)
   local o = {rank = rank}
   local head, cond = rest:match("^(.-)%s+if%s+(.+)$")
@@ -342,7 +407,7 @@ end
 function commands.where()
   local at = rs.where()
   if not at then return print("the engine is not stopped") end
-  print(("%s %s (op %d), step %d, %d rows, position %d, token %s: %s"):format(at.when or "at", at.site, at.op or -1, at.step or 0, at.rows or 0, at.pos or 0, tostring(at.token),
+  print(("%s %s (op %d), step %d, %s, position %d, token %s: %s"):format(at.when or "at", at.site, at.op or -1, at.step or 0, count(at.rows or 0, "row"), at.pos or 0, tostring(at.token),
     tostring(at.reason)))
 end
 
@@ -356,7 +421,7 @@ local function place(text, where)
   if parts[1] and parts[1] ~= "" then o.rank = math.tointeger(tonumber(parts[1])) or error(where .. ": a rank expected, got " .. parts[1], 0) end
   if parts[2] then
     local r0, r1, c0, c1 = parts[2]:match("^(%d+):(%d+):(%d+):(%d+)$")
-    if not r0 then error(where .. ": [FROM:TO:FROM:TO] expected, rows and columns", 0) end
+    if not r0 then error(("%s: rows and columns are written [0:2:0:8], rows 0 and 1, columns 0 to 7; not [%s]"):format(where, parts[2]), 0) end
     o.rows, o.cols = r0 .. ":" .. r1, c0 .. ":" .. c1
   end
   return site, o
@@ -425,7 +490,7 @@ function commands.poke(args)
   local x = v and (NOT_FINITE[v:lower()] or tonumber(v))
   if not x then error("usage: /poke SITE[RANK][ROWS:COLS] VALUE, where VALUE is a number, nan, inf or -inf", 0) end
   local site, o = place(at, "/poke")
-  print(("%s values written"):format(tostring(rs.tensor.write(site, x + 0.0, o))))
+  print(count(rs.tensor.write(site, x + 0.0, o), "value") .. " written")
 end
 
 -- The question as the model's template puts it.
@@ -440,12 +505,15 @@ local SETTINGS = {mode = true, ranks = true, numerics = true, graph_guard = true
 local function configuration(text)
   local file = text:match("^file:(.+)$")
   if file then return {file = file} end
-  local c = {}
+  local c, slots = {}, {}
   if text == "default" then return c end
+  for _, s in ipairs(rs.patch.list()) do slots[s.slot] = true end
   for _, part in ipairs(split(text, ",")) do
     local k, v = part:match("^([^=]+)=(.+)$")
-    if not k then error("/diff: NAME=VALUE expected, got '" .. part .. "'", 0) end
+    if not k then error(("/diff: '%s' is neither NAME=VALUE nor default nor file:PATH"):format(part), 0) end
     if SETTINGS[k] then c[k] = value(v)
+    elseif not slots[k:match("^[^@]+")] then
+      error(("/diff: '%s' is neither a setting (mode, ranks, numerics, graph_guard, isa, backend) nor a slot of /patch"):format(k), 0)
     else
       c.patches = c.patches or {}
       c.patches[k] = v
@@ -478,6 +546,7 @@ function commands.replay(args)
     local e = r.guilty[i]
     print(("%-28s %-7s %s: off by %s of its norm, tolerance %s; it reads %s"):format(e.site, e.phase, e.what, number(e.rel_l2), number(e.tolerance), table.concat(e.tensors or {}, ", ")))
   end
+  if r.out_of_tolerance == 0 then return print(("all %d outputs agree with the reference"):format(r.compared)) end
   print(("%d of %d outputs do not agree with the reference"):format(r.out_of_tolerance, r.compared))
 end
 

@@ -38,7 +38,7 @@ function exp.apply(config)
   end
   if config.mode then rs.set{mode = config.mode} end
   for _, k in ipairs(sorted(config)) do
-    if not SETTINGS[k] then rs.patch.set(k, config[k]) end
+    if not SETTINGS[k] then rs.patch.set(k, config[k] == true and "on" or tostring(config[k])) end
   end
 end
 

@@ -35,7 +35,8 @@ function rs.untap(which)
   return rs.call("probe.untap", type(which) == "string" and {site = which} or {id = which}).removed
 end
 
---- What the flight recorder holds of armed sites. Options: steps (of the last 64), rank.
+--- What the flight recorder holds of armed sites. Options: steps (of the last 64), rank. A record has step, rows, ranks: a list with rank, n, min, max,
+--- absmax, mean, rms, zeros, nan, inf, hash of each, and values where they are kept, and whole: the same of the whole tensor, rs.null where that is not known.
 ---@param site? string glob
 ---@param opts? table
 ---@return table sites each with site, kind, layout, records

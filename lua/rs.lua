@@ -445,7 +445,7 @@ end
 local function template()
   local templates = require "templates"
   local info = rs.call("info").model
-  if info == nil then error("no model is open", 3) end
+  if info == nil then error("no model is open: rs.model.open() opens one", 3) end
   return templates, templates.choose(info.template, {arch = info.arch, pre = info.pre}), info
 end
 

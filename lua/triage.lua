@@ -174,7 +174,8 @@ end
 function Run:audit()
   local a, differ = rs.audit(), 0
   for _, s in ipairs(a.slots) do differ = differ + (s.file_order_differs and 1 or 0) end
-  return ("%d joined tensors lie in the file in another order than the op takes them in (harmless when joined by name); %d warnings"):format(differ, #a.warnings)
+  return ("%d joined tensors lie in the file in another order than the op takes them in (harmless when joined by name); %d warning%s"):format(differ, #a.warnings,
+    #a.warnings == 1 and "" or "s")
 end
 
 function Run:short() return self:replay(self.ids, 4) end

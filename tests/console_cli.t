@@ -49,7 +49,12 @@ usage "a number that is none" "whole number, not '3x'" chat -p x --max 3x
 usage "a number out of its range" '--ranks goes from 1 to 64, not 65' chat -p x --ranks 65
 usage "a word that is no choice" "one of eager.graph, not 'fast'" chat -p x --mode fast
 usage "a flag with a value" 'takes no value' chat -p x --json=1
-usage "an argument too many" "too many: 'hello'" chat hello
+usage "an option of another command" 'unknown option --port; it is an option of: rankscope serve' chat --port 1
+usage "of another command, without one" '^rankscope: unknown option -p; it is an option of: rankscope chat' -p Hi
+usage "help about what is no command" "^rankscope: there is no command 'caht' .did you mean chat.." help caht
+usage "a script behind options" 'x.lua is a script, which comes first' --ranks 2 x.lua
+usage "an argument too many" "too many: 'you'" chat hello you
+usage "two prompts" "once what to ask: 'hello' or -p" chat -p Hi hello
 usage "chat without a prompt" 'with -p TEXT' chat
 usage "think and no-think" 'exclude each other' chat -p x --think --no-think
 usage "raw with a template's option" 'uses no template' chat -p x --raw --no-think
@@ -69,6 +74,8 @@ tap_eq "the answer alone is on stdout" "$status [$out] [$err]" "0 [You said: Hi 
 tap_like "8 ranks and graph mode for the shipped model" "$log" '^open \{"path":".*/models/tiny-glm5-q4.gguf","ranks":8,"mode":"graph"\}$'
 tap_like "temperature 0, the thought is the template's" "$log" '^submit \{"temp":0.0,"segments":.*"thinking":true\}$'
 tap_like "what was typed is never special" "$log" '\{"text":"Hi there","special":false\}'
+run chat 'Hi there'
+tap_eq "the question is an argument" "$status [$out] [$err]" "0 [You said: Hi there] []"
 cp "$abs_srcdir/models/tiny-glm5-q4.gguf" other.gguf
 run chat -mother.gguf -p Hi --no-think
 tap_like "one rank for another model" "$log" '"ranks":1,'

@@ -67,7 +67,7 @@ And of France?
 X
 tap_ok "a breakpoint: nothing fails" test $status = 0
 says "it stops" "stopped after blk.2.ffn.router, step 4"
-says "/where says it too" "1 rows, position"
+says "/where says it too" "1 row, position"
 says "/print shows a part" "replicated, [1, 4]"
 says "/step runs ops" "stopped after blk.2.ffn.exps.act"
 says "/next runs a layer" "stopped before blk.3.attn.norm"
@@ -75,7 +75,7 @@ says "/poke writes" "256 values written"
 says "and it is there" "rms 0  zeros 256"
 says "a part is shown whole" "    0,60            0         0         0         0"
 says "/poke writes what is no number" "rms 0  zeros 254  nan 2"
-says "hits are counted" "after blk.2.ffn.router if rows == 1 && step > 3: 1 hits"
+says "hits are counted" "after blk.2.ffn.router if rows == 1 && step > 3: 1 hit"
 says "and the answer goes on" "capital"
 says "in the end nothing is stopped" "the engine is not stopped"
 
@@ -93,7 +93,7 @@ says "lens shows the last layer's choice" '      5     0.00  "The" 1.00'
 says "experts shows the router's" "  1    14  16 of 16          0.97"
 says "eager and graph agree" "outputs agree (tolerance 0)"
 says "file order does not" "the first is blk.0.attn.qkv_a"
-says "replay clears the healthy model" "0 of 266 outputs do not agree"
+says "replay clears the healthy model" "all 266 outputs agree with the reference"
 says "and names the op" "it reads blk.0.attn_q_a.weight, blk.0.attn_kv_a_mqa.weight"
 
 out=$("$abs_builddir/rankscope" -e 'rs.model.open{ranks = 2} rs.brk.add("blk.1.ffn.router") local s = rs.submit{prompt = "Hello", max_tokens = 1} rs.brk.wait(10)
@@ -137,8 +137,48 @@ says "and so does done" "task 2: done"
 refuses "/tap of a kind of op" "/tap blk.3.moe_down" "no site matches 'blk.3.moe_down' (did you mean blk.3.ffn.exps.down?)"
 refuses "/break without the middle of the name" "/break blk.2.mla" "(did you mean blk.2.attn.mla?)"
 refuses "/tap of nothing" "/tap nonsense" "the ledger lists them"
+refuses "/break with a letter too few" "/break blk.*.attn.nrm" "(did you mean blk.*.attn.norm?)"
+refuses "/tap of a bare name with two letters swapped" "/tap allredcue" "(did you mean *.allreduce?)"
+refuses "/break del of what is no number" "/break delete first" "'first' is not the number of one"
+refuses "/break del of one there is not" "/break rm 7" "there is no breakpoint 7"
+refuses "/watch del of one there is not" "/watch remove 7" "there is no watchpoint 7"
+refuses "/untap of what is not tapped" "/untap blk.0.attn.norm" "no tap is at 'blk.0.attn.norm'"
+refuses "/print of half a part" "/print blk.0.attn.norm[0][9:10]" "rows and columns are written [0:2:0:8]"
+refuses "/diff of what there is not" "/diff default rank=1" "'rank' is neither a setting"
+refuses "/exp of a slot that there is not" "/exp foo=1,2" "no slot 'foo'; there are: slot_order"
+refuses "/patch of a slot that there nearly is" "/patch set slot_ordr=file" "(did you mean slot_order?)"
+refuses "/patch to what there nearly is" "/patch set slot_order=fiel" "(did you mean file?)"
+refuses "/patch with a word too many" "/patch st slot_order=file" "'st slot_order=file' is not SLOT=IMPL"
 refuses "/break of a whole layer" "/break blk.2" "(did you mean blk.2.*, which is 20 sites?)"
 refuses "a name that many ops share is a pattern elsewhere" '/lua rs.brk.add("allreduce")' "(did you mean *.allreduce, which is 13 sites?)"
+
+console <<'X'
+/break blk.0.attn.norm
+/break output.norm
+/watch * if nan
+/watch * if inf
+/tap blk.0.attn.norm values 8
+/break list
+/break delete all
+/watch clear
+Hi
+/tap
+/untap all
+/break list
+/watch list
+/tap
+/patch set mla=off
+/patch list mla
+X
+tap_ok "other debuggers' words: nothing fails" test $status = 0
+says "breakpoints are listed" "  2  after output.norm: 0 hits"
+says "delete all takes two away" "2 taken away"
+says "none is left" "there are no breakpoints"
+says "and no watchpoint" "nothing is watched"
+says "nor a tap" "nothing is tapped"
+says "values that were kept are shown, once where ranks agree" "blk.0.attn.norm, the same on all ranks, the first 8 values"
+says "what is in use everywhere is told once" "now        expanded
+"
 
 console <<'X'
 /break allreduce rank 0

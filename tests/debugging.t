@@ -44,7 +44,7 @@ out=$(cd "$TEST_SCRATCH/there" && "$abs_builddir/rankscope" attach there 2>&1 <<
 /weights load output_norm.* from other.gguf
 X
 )
-tap_like "weights of a file there" "$out" '^1 tensors from tiny-glm5-q4, generation'
+tap_like "weights of a file there" "$out" '^1 tensor from tiny-glm5-q4, generation'
 tap_like "what Lua calls a file is of that folder too" "$out" '^rmsnorm-lua.*true$'
 tap_ok "and so is one that is made" test -s "$TEST_SCRATCH/there/all.npz"
 tap_like "a dump is compared with its own tokens" "$out" "^all [0-9]+ outputs agree"

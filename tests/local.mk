@@ -137,7 +137,7 @@ tests_requests_test_SOURCES = tests/requests_test.c $(talk)
 tests_load_watch_test_SOURCES = tests/load_watch_test.c $(talk)
 
 # The console on an engine that plays a script (tests/fake_engine.h), and a terminal to run it at.
-fake_engine = tests/fake_canned.c tests/fake_engine.c tests/fake_engine.h tests/fake_methods.c engine/error.c
+fake_engine = tests/fake_canned.c tests/fake_engine.c tests/fake_engine.h tests/fake_methods.c engine/error.c engine/near.c
 fake_console_libs = $(CONSOLE_LIBS) $(JANSSON_LIBS) $(CONSOLE_SYSTEM_LIBS)
 tests_rankscope_fake_SOURCES = console/main.c $(fake_engine)
 tests_rankscope_fake_LDADD = $(fake_console_libs)

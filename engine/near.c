@@ -1,6 +1,7 @@
+/* near.c: which name was meant by a word that is none. */
 #include "config.h"
 
-#include "console/near.h"
+#include "engine/rankscope.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -46,12 +47,12 @@ static unsigned cost(const char *a, size_t n, const char *b, size_t m)
     return d <= 1 + shorter / 4 && d < shorter ? d : FAR;
 }
 
-void near_init(struct near *n, const char *word, size_t len)
+void rs_near_init(struct rs_near *n, const char *word, size_t len)
 {
-    *n = (struct near){.word = word, .len = len, .cost = FAR};
+    *n = (struct rs_near){.word = word, .len = len, .cost = FAR};
 }
 
-void near_try(struct near *n, const char *name)
+void rs_near_try(struct rs_near *n, const char *name)
 {
     unsigned c = cost(n->word, n->len, name, strlen(name));
     if (c < n->cost) {
@@ -60,7 +61,7 @@ void near_try(struct near *n, const char *name)
     }
 }
 
-const char *near_hint(const struct near *n, const char *prefix, char *buf, size_t size)
+const char *rs_near_hint(const struct rs_near *n, const char *prefix, char *buf, size_t size)
 {
     if (n->best == NULL)
         buf[0] = '\0';
