@@ -7,11 +7,15 @@
 #include "engine/error.h"
 #include "engine/now.h"
 
-/* A graph serves all steps with at most so many keys: a power of two, so that few graphs are captured while a sequence grows. */
-static uint32_t keys_bucket(const struct cuda *c, uint32_t keys)
+/* A graph serves all steps with at most so many keys: a power of two, so that few graphs are captured while a sequence grows. Attention of few rows holds
+ * few keys in shared memory, cut for the bound; the less that is, the more of the next kernel is resident beside it, so there the bounds lie closer. */
+static uint32_t keys_bucket(const struct cuda *c, const struct batch *b)
 {
+    enum { FEW_ROWS = 8, FEW_KEYS = 512, CLOSER = 64 };
     uint32_t k = 256;
-    while (k < keys)
+    if (b->bucket <= FEW_ROWS && b->max_keys > k && b->max_keys <= FEW_KEYS)
+        k = (b->max_keys + CLOSER - 1) / CLOSER * CLOSER;
+    while (k < b->max_keys)
         k *= 2;
     return k < c->lim.max_keys ? k : c->lim.max_keys;
 }
@@ -214,7 +218,7 @@ static enum rs_result run_gpu(struct cuda_gpu *g)
     if (rc != RS_OK)
         return rc;
     struct cuda_graph *x = NULL;
-    const uint32_t keys = s->graph ? keys_bucket(c, s->batch->max_keys) : s->batch->max_keys;
+    const uint32_t keys = s->graph ? keys_bucket(c, s->batch) : s->batch->max_keys;
     if (s->graph) {
         x = find_graph(g, s, keys);
         rc = x == NULL ? capture(g, s, keys, &x) : RS_OK;
@@ -417,7 +421,7 @@ enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, stru
         return rc;
     sum_times(c, p);
     if (s->hook == NULL)
-        cuda_probe_take(c, s, -1, (int)p->n_ops - 1, s->graph ? keys_bucket(c, s->batch->max_keys) : s->batch->max_keys);
+        cuda_probe_take(c, s, -1, (int)p->n_ops - 1, s->graph ? keys_bucket(c, s->batch) : s->batch->max_keys);
     size_t at = 0;
     for (uint32_t i = 0; s->probes != NULL && i < s->probes->n_copies; i++) {
         const struct probe_copy *q = &s->probes->copies[i];

@@ -385,6 +385,7 @@ void cuda_selftest_row(struct check *t)
     check_latents(t, 70, 768, KCU_CACHE_F16);
     check_query(t, 3, 192, 1024, 150);
     check_query(t, 5, 64, 768, 33);
+    check_query(t, 2, 192, 768, 300);
     check_slices(t, KRN_Q4_K, KRN_Q5_K, 2304, 256);
     check_slices(t, KRN_Q5_K, KRN_Q6_K, 1024, 256);
     check_slices(t, KRN_Q6_K, KRN_Q4_K, 512, 512);
@@ -397,6 +398,8 @@ void cuda_selftest_row(struct check *t)
     check_choice(t, 64, true, true); /* most experts elsewhere */
     if (t->small)
         return;
+    check_query(t, 20, 192, 768, 512);
+    check_query(t, 20, 192, 768, 385);
     check_latents(t, 200, 1536, KCU_CACHE_BF16);
     check_latents(t, 65, 80, KCU_CACHE_F32);
     check_choice(t, LOCAL, false, false);

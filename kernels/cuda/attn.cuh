@@ -36,7 +36,7 @@ bool latent_many_takes(const struct kcu_latent *a);
 cudaError_t latent_many(const struct kcu_launch *l, const struct kcu_latent *a);
 
 /* mla.cu: everything in one launch, for few rows with few keys. Whether it is taken depends on nothing that differs between a step eager and in a graph,
- * whose bound on the keys is a power of two, as NEAR_KEYS is. */
+ * whose bound on the keys passes NEAR_KEYS only if they do. */
 bool mla_near_takes(const struct kcu_mla *a);
 cudaError_t mla_near(const struct kcu_launch *l, const struct kcu_mla *a);
 

@@ -24,45 +24,48 @@ struct room {
     float max_of[THREADS / 32], sum_of[THREADS / 32], result[32];
 };
 
-/* After the room, for `cap` keys (a multiple of 32): where they lie, parts of scores by block, probabilities, slices of keys. */
+/* After the room, for `cap` keys (a multiple of 32): slices of keys, in which rows of the cache they lie, parts of scores by block, probabilities. */
 struct lists {
-    const __half **at;
-    float *part, *prob;
     __half *key;
+    uint32_t *at;
+    float *part, *prob;
     uint32_t cap;
 };
 
+enum { KEY_BYTES = SLICE * (int)sizeof(__half) + (int)sizeof(uint32_t), SCORE_BYTES = (BLOCKS + 1) * (int)sizeof(float) }; /* of a key */
+
 static size_t bytes_for(uint32_t cap)
 {
-    return sizeof(room) + cap * (sizeof(void *) + (BLOCKS + 1) * sizeof(float) + SLICE * sizeof(__half));
+    return sizeof(room) + cap * (KEY_BYTES + SCORE_BYTES);
 }
 
-static __device__ __forceinline__ lists lists_of(uint8_t *shared, uint32_t cap)
+/* keys, scores: where they lie in shared memory. */
+static __device__ __forceinline__ lists lists_of(uint8_t *keys, uint8_t *scores, uint32_t cap)
 {
     lists n;
     n.cap = cap;
-    n.key = (__half *)(shared + sizeof(room));
-    n.part = (float *)(n.key + (size_t)cap * SLICE);
+    n.key = (__half *)keys;
+    n.at = (uint32_t *)(n.key + (size_t)cap * SLICE);
+    n.part = (float *)scores;
     n.prob = n.part + BLOCKS * cap;
-    n.at = (const __half **)(n.prob + cap);
     return n;
 }
 
 /* Start the copies of this block's slices of the keys, of 16 bytes each: eight of the latent, one of the rotated part. */
-static __device__ __forceinline__ void copy_slice(const lists &n, uint32_t k, uint32_t c)
+static __device__ __forceinline__ void copy_slice(const lists &n, const struct kcu_mla &a, uint32_t k, uint32_t c)
 {
-    const __half *from = n.at[k] + (c < PART / 8 ? blockIdx.x * PART + 8 * c : L + blockIdx.x * TURN);
+    const __half *from = (const __half *)a.cache + (size_t)n.at[k] * D + (c < PART / 8 ? blockIdx.x * PART + 8 * c : L + blockIdx.x * TURN);
     copy_async<16>(n.key + k * SLICE + 8 * c, from);
 }
 
 static __device__ __forceinline__ void copy_keys(const lists &n, const struct kcu_mla &a, uint32_t row, uint32_t keys, uint32_t skip)
 {
     for (uint32_t k = threadIdx.x; k < keys; k += THREADS)
-        n.at[k] = (const __half *)a.cache + page_row(a.b, row, k) * D;
+        n.at[k] = (uint32_t)page_row(a.b, row, k);
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < keys * (SLICE / 8); i += THREADS)
         if (i / (SLICE / 8) != skip)
-            copy_slice(n, i / (SLICE / 8), i % (SLICE / 8));
+            copy_slice(n, a, i / (SLICE / 8), i % (SLICE / 8));
 }
 
 /* This block's part of a key's score. */
@@ -168,10 +171,9 @@ enum { MAX_QUERY = 2048 };
 struct near_query {
     struct kcu_latent z;
     struct kcu_mat m;
-    uint32_t lpr, at; /* where its room lies in shared memory */
+    uint32_t lpr, at; /* where its weights lie in shared memory: rows of the part without rotation, then of the rotated part */
 };
 
-/* Weights follow: rows of the part without rotation, then of the rotated part. */
 struct query_room {
     uint64_t weights, nope; /* barriers */
     float unit[MAX_QUERY / 32], unit_kv[L / 32];
@@ -187,11 +189,10 @@ static __device__ __forceinline__ struct kcu_norm norm_of(const struct kcu_laten
 }
 
 /* One thread, before the cluster arrives. */
-static __device__ __forceinline__ void bring_query(query_room &r, const near_query &p, const struct kcu_mla &a)
+static __device__ __forceinline__ void bring_query(query_room &r, const near_query &p, const struct kcu_mla &a, uint8_t *to)
 {
     const uint32_t pitch = (uint32_t)p.m.pitch, some = a.nope / BLOCKS;
     const uint8_t *from = p.m.w + (size_t)blockIdx.y * (a.nope + R) * pitch;
-    uint8_t *to = (uint8_t *)(&r + 1);
     inbox_init(&r.nope, a.nope * sizeof(float));
     inbox_init(&r.weights, (some + TURN) * pitch);
     fence_async();
@@ -200,12 +201,12 @@ static __device__ __forceinline__ void bring_query(query_room &r, const near_que
 }
 
 /* This block's eighth of the newest key, after unit_kv has its sums. latent: of 4 t, by the threads that there are for it; norm: its norm's weights. */
-static __device__ __forceinline__ void newest_key(const query_room &r, const near_query &p, const lists &n, uint32_t pos, float4 latent, float4 norm,
-                                                  float co, float si)
+static __device__ __forceinline__ void newest_key(const query_room &r, const near_query &p, const lists &n, __half *cache, uint32_t pos, float4 latent,
+                                                  float4 norm, float co, float si)
 {
     const uint32_t t = threadIdx.x, pair = t - L / 4;
     const float f = query_norm::norm_factor(r.unit_kv, L, p.z.eps), *pe = p.z.z + p.z.kv_col + L + blockIdx.x * TURN + 2 * pair;
-    __half *row = (__half *)n.at[pos], *key = n.key + pos * SLICE;
+    __half *row = cache + (size_t)n.at[pos] * D, *key = n.key + pos * SLICE;
     if (t / (PART / 4) == blockIdx.x) {
         const __half2 v[2] = {__floats2half2_rn(latent.x * f * norm.x, latent.y * f * norm.y),
                               __floats2half2_rn(latent.z * f * norm.z, latent.w * f * norm.w)};
@@ -223,11 +224,10 @@ static __device__ __forceinline__ void newest_key(const query_room &r, const nea
 }
 
 /* This block's eighth of the head's query: unrotated to r.q; what is not to be rotated also to every block's s.nope. */
-static __device__ __forceinline__ void make_query(room &s, query_room &r, const near_query &p, const struct kcu_mla &a)
+static __device__ __forceinline__ void make_query(room &s, query_room &r, const near_query &p, const struct kcu_mla &a, const uint8_t *w)
 {
     typedef fmt<KRN_Q8_0> F;
     const uint32_t t = threadIdx.x, some = a.nope / BLOCKS, rows = some + TURN, groups = THREADS / p.lpr, sub = t % p.lpr;
-    const uint8_t *w = (const uint8_t *)(&r + 1);
     receive(&r.weights);
     for (uint32_t base = 0; base < rows; base += groups) {
         const uint32_t i = base + t / p.lpr;
@@ -255,8 +255,9 @@ static __global__ void __launch_bounds__(THREADS, QUERY ? 2 : 3)
     typedef fmt<KRN_Q8_0> F;
     extern __shared__ __align__(16) uint8_t shared[];
     room &s = *(room *)shared;
-    query_room &r = *(query_room *)(shared + p.at);
-    const lists n = lists_of(shared, cap);
+    query_room &r = *(query_room *)(shared + sizeof(room));
+    uint8_t *const keys_at = shared + sizeof(room) + (QUERY ? sizeof(query_room) : 0);
+    const lists n = lists_of(keys_at, QUERY ? shared + p.at : keys_at + cap * KEY_BYTES, cap);
     const uint32_t self = blockIdx.x, h = blockIdx.y, row = blockIdx.z, t = threadIdx.x, sub = t % 8, line = t / 8;
     if (QUERY)
         pdl_release();
@@ -276,7 +277,7 @@ static __global__ void __launch_bounds__(THREADS, QUERY ? 2 : 3)
         inbox_init(&s.scores, BLOCKS * ((keys + 31) / 32 * 32) * sizeof(float));
         inbox_init(&s.mixture, L * sizeof(float));
         if (QUERY)
-            bring_query(r, p, a);
+            bring_query(r, p, a, shared + p.at);
     }
     cluster_arrive();
     const bool alone = a.b.n == 1;
@@ -311,13 +312,13 @@ static __global__ void __launch_bounds__(THREADS, QUERY ? 2 : 3)
         if (t % 8 == 0 && t < L / 4)
             r.unit_kv[t / 8] = sq;
         norm.template stage<F>(norm_of(p.z), norm.factor(norm_of(p.z), r.unit), r.xs, h == 0 && self == 0);
-        newest_key(r, p, n, pos, latent, latent_norm, key_co, key_si);
+        newest_key(r, p, n, (__half *)a.cache, pos, latent, latent_norm, key_co, key_si);
         __syncthreads();
-        make_query(s, r, p, a);
+        make_query(s, r, p, a, shared + p.at);
     } else if (!alone)
         copy_keys(n, a, row, keys, UINT32_MAX);
     else if (t < SLICE / 8)
-        copy_slice(n, pos, t);
+        copy_slice(n, a, pos, t);
     float *q = a.q + row * a.q_pitch + (size_t)h * (a.nope + R), *pe = q + a.nope + 2 * pair;
     if (!QUERY && t < a.nope)
         s.nope[t / 32 * F32_STRIDE + t % 32] = q[t];
@@ -388,29 +389,37 @@ cudaError_t mla_near(const struct kcu_launch *l, const struct kcu_mla *a)
 /* More weights than these in a block are faster in a launch of their own, spread over all multiprocessors. */
 enum { MAX_QUERY_BYTES = 40 * 1024 };
 
-static size_t query_at(uint32_t cap)
+static size_t query_weights(const struct kcu_mla *a, const struct kcu_mat *q_b)
 {
-    return (bytes_for(cap) + 15) / 16 * 16;
+    return (a->nope / BLOCKS + TURN) * q_b->pitch;
 }
 
-static size_t query_bytes(const struct kcu_mla *a, const struct kcu_mat *q_b)
+/* Where the weights of the query lie. Scores take their place, so that two blocks are resident together with all keys that there may be: nobody sends any
+ * before it has every block's part of the query, for which that block has read its weights. */
+static size_t query_at(uint32_t cap)
 {
-    return sizeof(query_room) + (a->nope / BLOCKS + TURN) * q_b->pitch;
+    return sizeof(room) + sizeof(query_room) + cap * KEY_BYTES;
+}
+
+static size_t query_bytes(uint32_t cap, size_t weights)
+{
+    return query_at(cap) + (weights > cap * SCORE_BYTES ? weights : cap * SCORE_BYTES);
 }
 
 extern "C" bool kcu_mla_query_takes(const struct kcu_mla *a, const struct kcu_latent *z, const struct kcu_mat *q_b)
 {
     return a->b.n == 1 && a->heads > 0 && a->rotate && !kcu_mla_on_cores(a) && mla_near_takes(a) && kcu_latent_linear_takes(z, q_b) &&
            q_b->rows == a->heads * (a->nope + R) && z->q_width <= MAX_QUERY && z->l == L && z->r == R && z->kv_col % 4 == 0 && z->q_col % 4 == 0 &&
-           query_bytes(a, q_b) <= MAX_QUERY_BYTES;
+           sizeof(query_room) + query_weights(a, q_b) <= MAX_QUERY_BYTES;
 }
 
 extern "C" cudaError_t kcu_mla_query(const struct kcu_launch *l, const struct kcu_mla *a, const struct kcu_latent *z, const struct kcu_mat *q_b)
 {
     const uint32_t cap = (a->b.max_keys + 31) / 32 * 32;
     const near_query p = {*z, *q_b, lanes_for(q_b->type, q_b->k, true), (uint32_t)query_at(cap)};
-    cudaError_t e = cudaFuncSetAttribute(near_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(query_at(NEAR_KEYS) + query_bytes(a, q_b)));
+    const size_t weights = query_weights(a, q_b);
+    cudaError_t e = cudaFuncSetAttribute(near_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)query_bytes(NEAR_KEYS, weights));
     if (e != cudaSuccess)
         return e;
-    return launch(l, near_kernel<true>, dim3(BLOCKS, a->heads), dim3(THREADS), query_at(cap) + query_bytes(a, q_b), BLOCKS, *a, p, cap, l->stamp);
+    return launch(l, near_kernel<true>, dim3(BLOCKS, a->heads), dim3(THREADS), query_bytes(cap, weights), BLOCKS, *a, p, cap, l->stamp);
 }
