@@ -259,13 +259,15 @@ struct cpu_user_call {
     uint32_t rank;
     const float *sel;  /* attention: rows of selections, or NULL: all positions */
     size_t sel_stride;
-    float *put;        /* [rows][kv_lora + rope]: rows for the cache go here; NULL: into the cache */
+    float *put;        /* [rows][rankscope_cache_width()]: rows for the cache go here; NULL: into the cache */
 };
 
 /* Fill in what does not depend on where tensors lie; the share is everything. u must stay where it is. */
 void cpu_user_begin(struct cpu_user_call *u, const struct cpu *c, const struct program *p, const struct op *op, const struct batch *b, uint32_t rank);
 /* For ops on (row, expert) pairs: which pairs there are. r is borrowed. */
 void cpu_user_experts(struct cpu_user_call *u, const struct cpu_routing *r);
+/* For the joining of logits: the call's output becomes this rank's part of the row that it is. */
+void cpu_user_gather(struct cpu_user_call *u);
 /* Is there nothing to call for, because the rank's part is empty? */
 bool cpu_user_empty(const struct op *op, const struct rankscope_call *c);
 

@@ -40,23 +40,30 @@ static struct rankscope_weight weight(const struct op_view *v)
                                      .mat_stride = v->mat_stride, .bytes_per_256 = krn_row_bytes(v->type, 256), .dequant = krn_dequant_row};
 }
 
+/* Ops of the indexer have its cache, its heads and its sort of rotation. */
+static bool of_indexer(const struct op *op)
+{
+    return op->kind == OP_INDEX_Q || op->kind == OP_INDEX_STORE || op->kind == OP_INDEX_SCORES || op->kind == OP_INDEX_TOPK;
+}
+
 static uint8_t *cache_row(const struct cpu_user_call *u, uint32_t row, uint32_t pos)
 {
     const struct cpu *c = u->c;
     const int32_t block = u->b->segs[u->b->seg[row]].table[pos / c->lim.block];
-    return c->rank[u->rank].kv[u->op->layer] + ((size_t)block * c->lim.block + pos % c->lim.block) * c->kv_row_bytes;
+    const size_t at = (size_t)block * c->lim.block + pos % c->lim.block;
+    return of_indexer(u->op) ? c->rank[u->rank].ik[u->op->layer] + at * c->ik_row_bytes : c->rank[u->rank].kv[u->op->layer] + at * c->kv_row_bytes;
 }
 
 static void cache_get(const struct rankscope_call *call, uint32_t row, uint32_t pos, float *to)
 {
     const struct cpu_user_call *u = call->cache;
-    u->c->vec->load(u->c->lim.cache, cache_row(u, row, pos), to, call->kv_lora + call->rope_dim);
+    u->c->vec->load(u->c->lim.cache, cache_row(u, row, pos), to, rankscope_cache_width(call));
 }
 
 static void cache_put(const struct rankscope_call *call, uint32_t row, const float *from)
 {
     const struct cpu_user_call *u = call->cache;
-    size_t width = call->kv_lora + call->rope_dim;
+    size_t width = rankscope_cache_width(call);
     if (u->put != NULL)
         memcpy(u->put + row * width, from, width * sizeof *from);
     else
@@ -94,6 +101,15 @@ void cpu_user_begin(struct cpu_user_call *u, const struct cpu *c, const struct p
         const struct shard_range h = shard_of(c->shard, (uint32_t)op->layer, rank)->heads;
         u->call.n_heads = h.to - h.from;
     }
+    if (of_indexer(op)) {
+        u->call.kv_lora = 0;
+        u->call.head_dim = hp->index_dim;
+        u->call.n_heads = hp->index_heads;
+        u->call.scale = 1.0f / __builtin_sqrtf((float)hp->index_heads * (float)hp->index_dim);
+        u->call.interleaved = hp->index_interleaved;
+        u->call.top_k = hp->index_topk;
+        u->call.eps = op->kind == OP_INDEX_STORE ? 1e-6f : hp->eps; /* the models' own; no key carries it */
+    }
     if (op->kind == OP_EMBED) {
         u->call.tokens = b->token;
         u->call.first_token = plan_view(p, rank, op->w[0])->row0;
@@ -107,6 +123,12 @@ void cpu_user_experts(struct cpu_user_call *u, const struct cpu_routing *r)
 {
     const struct shard_range ex = shard_of(u->c->shard, (uint32_t)u->op->layer, u->rank)->experts;
     u->call.experts = (struct rankscope_experts){.n = ex.to - ex.from, .n_pairs = r->n_pairs, .group = r->group, .row = r->pair_row, .weight = r->pair_weight};
+}
+
+void cpu_user_gather(struct cpu_user_call *u)
+{
+    u->call.out[0].data += u->c->shard->vocab[u->rank].from;
+    u->call.out[0].width = u->call.in[0].width;
 }
 
 bool cpu_user_empty(const struct op *op, const struct rankscope_call *c)
@@ -222,6 +244,8 @@ static void run_user(const struct cpu_call *k)
     }
     if (k->op->kind == OP_MLA)
         u.call.in[1] = (struct rankscope_tensor){.data = NULL};
+    if (k->op->kind == OP_GATHER)
+        cpu_user_gather(&u);
     if (k->op->kind == OP_ALLREDUCE)
         run_allreduce(k, &u.call);
     else if (k->op->kind == OP_ROUTER)

@@ -123,6 +123,8 @@ libengine_a_SOURCES = \
 	engine/patch_host.h \
 	engine/patch_test.c \
 	engine/patch_test.h \
+	engine/patch_test_int.h \
+	engine/patch_test_kinds.c \
 	engine/plan.c \
 	engine/plan.h \
 	engine/pool.c \

@@ -18,7 +18,8 @@
 #define K(kind) (1u << OP_##kind)
 #define PATCHABLE \
     (K(EMBED) | K(RMSNORM) | K(LINEAR) | K(QKV_A) | K(GATE_UP) | K(SILU_MUL) | K(MOE_GATE_UP) | K(MOE_SILU_MUL) | K(MOE_DOWN) | K(ADD) | K(ROPE_Q) | K(KV_STORE) | \
-     K(MLA) | K(ROUTER) | K(ALLREDUCE))
+     K(MLA) | K(ROUTER) | K(ALLREDUCE) | K(INDEX_Q) | K(INDEX_STORE) | K(INDEX_SCORES) | K(INDEX_TOPK) | K(GATHER))
+#define NOT_ON_GPUS K(ALLREDUCE) /* a kernel of one GPU cannot wait for another's */
 #define ALL_LINEAR (K(LINEAR) | K(QKV_A) | K(GATE_UP) | K(MOE_GATE_UP) | K(MOE_DOWN) | K(MLA))
 
 /* Between hosts NCCL is many times faster than what goes through host memory. */
@@ -72,6 +73,36 @@ static const struct patch_slot PATCH_SLOTS[SLOT_COUNT] = {
     [SLOT_WEIGHTS] = {"weights", PATCH_RELOAD, 0, true, "tensors taken from other model files, by patterns of their names",
                       {{"file", "as they stand in the model's own file"}}},
 };
+
+static bool replaceable(enum op_kind k, bool gpus)
+{
+    return ((gpus ? PATCHABLE & ~NOT_ON_GPUS : PATCHABLE) >> k & 1) != 0;
+}
+
+bool patch_kind(const char *name, bool gpus, enum op_kind *out)
+{
+    for (int k = 0; k < OP_KIND_COUNT; k++)
+        if (replaceable((enum op_kind)k, gpus) && strcmp(op_kind_name((enum op_kind)k), name) == 0) {
+            *out = (enum op_kind)k;
+            return true;
+        }
+    return false;
+}
+
+const char *patch_kinds(bool gpus, char *buf, size_t cap)
+{
+    size_t at = 0;
+    buf[0] = '\0';
+    for (int k = 0; k < OP_KIND_COUNT && at < cap; k++)
+        if (replaceable((enum op_kind)k, gpus))
+            at += (size_t)snprintf(buf + at, cap - at, "%s%s", at != 0 ? ", " : "", op_kind_name((enum op_kind)k));
+    return buf;
+}
+
+bool patch_has_matrices(enum op_kind kind)
+{
+    return ((ALL_LINEAR | K(EMBED) | K(ROUTER)) >> kind & 1) != 0;
+}
 
 const struct patch_user *patch_find_user(const struct patch_registry *r, const char *name)
 {

@@ -107,6 +107,11 @@ struct patch_store {
     struct patch_journal *journal;                   /* [PATCH_MAX_HISTORY] ring, owned */
 };
 
+/* Op kinds that a file can replace, by name; gpus: a file in CUDA C. kinds() lists them in buf. has_matrices(): is any weight of the kind one? */
+bool patch_kind(const char *name, bool gpus, enum op_kind *out);
+const char *patch_kinds(bool gpus, char *buf, size_t cap);
+bool patch_has_matrices(enum op_kind kind);
+
 const struct patch_user *patch_find_user(const struct patch_registry *r, const char *name); /* NULL: none of that name */
 bool patch_is_user(const struct patch_registry *r, const struct op_impl *impl);
 /* Has a hosted patch failed? Takes all that have, clears their faults, and returns how many entries of slot "user" *t loses with them (the first one's

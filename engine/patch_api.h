@@ -20,6 +20,15 @@
  *                 [latent | key]; row i attends to positions 0 .. pos[i], or to those that selected() lists. A head's key is [k_b^T latent | key], its
  *                 value v_b latent, scores are multiplied by `scale`; w[0] = k_b (matrix by head: kv_lora rows of nope), w[1] = v_b (v_head rows of
  *                 kv_lora)
+ *   index_q       in[0] in place: n_heads heads of head_dim values, here those of the indexer, the first rope_dim of each rotated by cos, sin; interleaved:
+ *                 pairs of neighbours, else of values that are rope_dim / 2 apart
+ *   index_store   in[0] = the indexer's key, head_dim values, in place: (x - mean) / sqrt(variance + eps) * w[0] + w[1] (one row of f32 each; w[1] may have
+ *                 no rows), rotated as index_q does; then the row goes to the indexer's cache by cache_put
+ *   index_scores  in[0] = queries, n_heads of head_dim values, in[1] = n_heads weights -> out[0], for each position p of 0 .. pos[i]: scale times the sum
+ *                 over heads of weight * max(0, query . key p). Keys come by cache_get. Rows of up to top_k positions need none; what stands beyond pos[i]
+ *                 is never looked at
+ *   index_topk    in[0] = scores of positions 0 .. pos[i] -> out[0] as int32_t: top_k, then the positions of the top_k largest scores, ascending, of equal
+ *                 ones the first; -1 and nothing else for a row of up to top_k positions
  *   embed         out[0] = the row of w[0] of each token: tokens[row] - first_token, zeros where this rank has no such row
  *   moe_gate_up   for each (row, expert) pair of the batch: in[0] at the pair's row -> out[0] at the pair, slots w[0], w[1] side by side, matrix by expert.
  *                 See struct rankscope_experts
@@ -27,6 +36,7 @@
  *                 zeros for a row that has none here
  *   router        in[0] -> out[0] = gating function of in[0] w[0]^T, n_experts values; then n_used experts to ids and what they count to weights.
  *                 w[1]: one row that is added for the choice alone, or no rows. See struct rankscope_router
+ *   gather        in[0] = this rank's logits -> out[0], its part of the row of all logits; rows are those that want logits
  *   allreduce     out[0] of every rank, ranks[0 .. n_ranks - 1] (rows and stride of out[0]), becomes the sum over all ranks. The share is of all that
  *                 there is to add: what this call adds up it writes to all ranks */
 #ifndef RANKSCOPE_ENGINE_PATCH_API_H
@@ -91,7 +101,7 @@ struct rankscope_call {
     struct rankscope_weight w[2];
     uint32_t kv_lora, v_head, n_heads; /* n_heads: of this rank */
     float scale;
-    const void *cache;                 /* for the next three */
+    const void *cache;                 /* for the next three; a row has rankscope_cache_width() values */
     void (*cache_get)(const struct rankscope_call *call, uint32_t row, uint32_t pos, float *to); /* position pos of row's sequence, pos <= pos[row] */
     void (*cache_put)(const struct rankscope_call *call, uint32_t row, const float *from);       /* at the row's own position */
     const int32_t *(*selected)(const struct rankscope_call *call, uint32_t row, uint32_t *n);    /* n positions, ascending; NULL: all */
@@ -100,6 +110,8 @@ struct rankscope_call {
     struct rankscope_experts experts;  /* moe_gate_up, moe_down */
     const int32_t *tokens;             /* embed: [rows] */
     uint32_t first_token;              /* embed: the token of the first row of w[0] */
+    int32_t interleaved;               /* index_q, index_store */
+    uint32_t top_k;                    /* index_scores, index_topk */
 };
 
 struct rankscope_patch_v1 {
@@ -111,6 +123,12 @@ struct rankscope_patch_v1 {
     const char *help;      /* one line */
     void (*run)(const struct rankscope_call *call);
 };
+
+/* Values of a cached row. kv_lora is 0 where the indexer's cache is meant. */
+static inline uint32_t rankscope_cache_width(const struct rankscope_call *c)
+{
+    return c->kv_lora != 0 ? c->kv_lora + c->rope_dim : c->head_dim;
+}
 
 /* Items [*from, *to) of n, in steps of `unit`, are this call's. */
 static inline void rankscope_share(const struct rankscope_call *c, size_t n, size_t unit, size_t *from, size_t *to)

@@ -146,7 +146,7 @@ static enum rs_result compare_choice(const struct shadow_step *s, const struct o
 static enum rs_result compare_stored(const struct cpu_user_call *u, struct tensor *new, struct shadow_finding *f, struct rs_error *err)
 {
     struct tensor old;
-    uint8_t *rounded = malloc(u->c->kv_row_bytes + 1);
+    uint8_t *rounded = malloc(u->c->kv_row_bytes + u->c->ik_row_bytes + 1);
     enum rs_result rc = make(new->rows, new->width, &old, err);
     if (rc == RS_OK && rounded == NULL)
         rc = error_set(err, RS_ENOMEM, "out of memory for a shadow");
@@ -165,7 +165,33 @@ static enum rs_result compare_stored(const struct cpu_user_call *u, struct tenso
 
 static bool in_place(const struct op *o)
 {
-    return o->kind == OP_ROPE_Q || o->kind == OP_KV_STORE;
+    return o->kind == OP_ROPE_Q || o->kind == OP_KV_STORE || o->kind == OP_INDEX_Q || o->kind == OP_INDEX_STORE;
+}
+
+static bool stores(const struct op *o)
+{
+    return o->kind == OP_KV_STORE || o->kind == OP_INDEX_STORE;
+}
+
+/* What nobody looks at is as it was: scores beyond a row's own position, and all of a row of up to top_k; what follows a selection, which becomes numbers. */
+static void settle(const struct shadow_step *s, const struct op *o, struct tensor *new, struct tensor *old)
+{
+    const uint32_t top_k = s->rt->prog.hp->index_topk;
+    for (uint32_t i = 0; i < new->rows && (o->kind == OP_INDEX_SCORES || o->kind == OP_INDEX_TOPK); i++) {
+        float *a = new->data + (size_t)i * new->width, *b = old->data + (size_t)i * old->width;
+        const uint32_t keys = (uint32_t)s->batch->pos[i] + 1;
+        uint32_t from = keys <= top_k ? 0 : keys;
+        if (o->kind == OP_INDEX_TOPK) {
+            int32_t *x = (int32_t *)(void *)a, *y = (int32_t *)(void *)b;
+            from = keys <= top_k ? 1 : top_k + 1;
+            for (uint32_t j = 0; j < from && j < new->width; j++) {
+                a[j] = (float)x[j];
+                b[j] = (float)y[j];
+            }
+        }
+        for (uint32_t j = from; j < new->width; j++)
+            a[j] = b[j] = 0;
+    }
 }
 
 /* Memory of the output's size that holds what the op found there. */
@@ -177,6 +203,8 @@ static enum rs_result output_before(const struct shadow_step *s, const struct op
         from = kept(s, o, true, 0, rank);
     else if (o->accumulate || o->kind == OP_ADD)
         from = kept(s, o, true, OP_MAX_IN, rank);
+    else if (o->kind == OP_GATHER)
+        from = was; /* what other ranks have there is theirs */
     if (rc == RS_OK && from != NULL)
         memcpy(out->data, from->data, sizeof *out->data * out->rows * out->width);
     return rc;
@@ -209,6 +237,15 @@ static enum rs_result one_rank(const struct shadow_step *s, const struct patch_u
     enum rs_result rc = output_before(s, o, rank, &out, err);
     u.call.in[0] = words(in_place(o) ? &out : &in);
     u.call.out[0] = words(&out);
+    if (rc == RS_OK && o->kind == OP_GATHER) {
+        cpu_user_gather(&u);
+        for (uint32_t i = 0; i < out.rows; i++)
+            memset(u.call.out[0].data + i * u.call.out[0].stride, 0, u.call.out[0].width * sizeof(float));
+    }
+    if (rc == RS_OK && o->kind == OP_INDEX_SCORES) {
+        const struct tensor heads = as_tensor(kept(s, o, true, 1, rank));
+        u.call.in[1] = words(&heads);
+    }
     if (rc == RS_OK && (o->kind == OP_MOE_GATE_UP || o->kind == OP_MOE_DOWN)) {
         rc = group(s, o, rank, &pairs, &all, err);
         cpu_user_experts(&u, &pairs);
@@ -217,8 +254,8 @@ static enum rs_result one_rank(const struct shadow_step *s, const struct patch_u
         goto end;
     if (o->kind == OP_ROUTER)
         rc = make(out.rows, 2 * hp->n_used, &side, err);
-    else if (o->kind == OP_KV_STORE)
-        rc = make(out.rows, hp->kv_lora + hp->rope, &side, err);
+    else if (stores(o))
+        rc = make(out.rows, rankscope_cache_width(&u.call), &side, err);
     u.put = side.data;
     u.call.router.ids = (int32_t *)(void *)side.data;
     u.call.router.weights = side.data != NULL ? side.data + hp->n_used : NULL;
@@ -233,10 +270,11 @@ static enum rs_result one_rank(const struct shadow_step *s, const struct patch_u
     if (rc != RS_OK)
         goto end;
     f->rows = out.rows > f->rows ? out.rows : f->rows;
+    settle(s, o, &out, &old);
     fold(f, rank, &out, &old);
     if (o->kind == OP_ROUTER)
         rc = compare_choice(s, o, rank, &side, f, err);
-    else if (o->kind == OP_KV_STORE)
+    else if (stores(o))
         rc = compare_stored(&u, &side, f, err);
 end:
     cpu_routing_free(&pairs);

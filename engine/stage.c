@@ -40,7 +40,7 @@ struct stage {
  * whatever becomes of the self-test, which may use 20 seconds of processor time. */
 #define SCRIPT \
     "\"$1\" -std=gnu11 -O2 -Wall -fPIC -ffp-contract=off -I\"$2\" -shared -o \"$4/patch.so\" \"$3\" -lm || exit 41\n" \
-    "\"$1\" -std=gnu11 -O1 -ffp-contract=off -I\"$2\" -o \"$4/selftest\" \"$3\" \"$2/engine/patch_test.c\" \"$2/scripts/patches/selftest.c\" -lm || exit 42\n" \
+    "\"$1\" -std=gnu11 -O1 -ffp-contract=off -I\"$2\" -o \"$4/selftest\" \"$3\" \"$2/engine/patch_test.c\" \"$2/engine/patch_test_kinds.c\" \"$2/scripts/patches/selftest.c\" -lm || exit 42\n" \
     "ulimit -t 20; ulimit -c 0; : >\"$4/log\"; exec \"$4/selftest\"\n"
 enum { DOES_NOT_COMPILE = 41, DOES_NOT_LINK = 42 };
 
@@ -236,20 +236,6 @@ static enum rs_result judge(const struct stage *s, int status, bool late, char *
     }
 }
 
-static bool kind_of(const char *name, enum op_kind *out)
-{
-    static const struct { const char *name; enum op_kind kind; } KINDS[] = {
-        {"rmsnorm", OP_RMSNORM}, {"linear", OP_LINEAR}, {"qkv_a", OP_QKV_A}, {"gate_up", OP_GATE_UP}, {"silu_mul", OP_SILU_MUL},
-        {"moe_silu_mul", OP_MOE_SILU_MUL}, {"add", OP_ADD}, {"rope", OP_ROPE_Q}, {"kv_store", OP_KV_STORE}, {"mla", OP_MLA}, {"router", OP_ROUTER},
-        {"allreduce", OP_ALLREDUCE}, {"embed", OP_EMBED}, {"moe_gate_up", OP_MOE_GATE_UP}, {"moe_down", OP_MOE_DOWN}};
-    for (size_t i = 0; i < sizeof KINDS / sizeof KINDS[0]; i++)
-        if (strcmp(KINDS[i].name, name) == 0) {
-            *out = KINDS[i].kind;
-            return true;
-        }
-    return false;
-}
-
 static bool good_name(const char *s)
 {
     size_t n = strlen(s);
@@ -298,7 +284,7 @@ static enum rs_result enlist_hosted(struct engine *e, const struct stage *s, str
     if (fault == NULL)
         return error_set(err, RS_ENOMEM, "out of memory for a patch");
     enum rs_result rc = e->host->open(source, s->path, pool_size(e->pool), &hosted, &p, err);
-    if (rc == RS_OK && (!good_name(p.name) || !kind_of(p.kind, &kind))) {
+    if (rc == RS_OK && (!good_name(p.name) || !patch_kind(p.kind, false, &kind))) {
         rc = error_set(err, RS_EFORMAT, "%s: name '%.40s' or kind '%.40s' is not allowed (see engine/patch_api.h)", s->path, p.name, p.kind);
         e->host->close(hosted);
     }
@@ -325,7 +311,7 @@ static enum rs_result enlist(struct engine *e, const struct stage *s, struct pat
     const struct rankscope_patch_v1 *p = dlsym(h, "rankscope_patch");
     if (p == NULL || p->abi != RANKSCOPE_PATCH_ABI || p->size != sizeof *p || p->call_size != sizeof(struct rankscope_call) || p->run == NULL || p->help == NULL)
         return error_set(err, RS_EFORMAT, "%s: written for another interface than %u", s->path, RANKSCOPE_PATCH_ABI);
-    if (p->name == NULL || !good_name(p->name) || p->kind == NULL || !kind_of(p->kind, &kind))
+    if (p->name == NULL || !good_name(p->name) || p->kind == NULL || !patch_kind(p->kind, false, &kind))
         return error_set(err, RS_EFORMAT, "%s: name or kind is not allowed (see engine/patch_api.h)", s->path);
     *out = enter(e, s, p->name, p->help, (struct op_impl){.kind = kind, .launch = &CPU_USER});
     (*out)->api = p;
@@ -412,7 +398,7 @@ enum rs_result rs_stage_hosted(const struct rs_patch_host *host, const char *fil
     enum rs_result rc = host->open(file, name, 1, &t.hosted, &p, err);
     if (rc != RS_OK)
         return rc;
-    if (!patch_test(&p, run_hosted, &t, false, worst, say, sizeof say))
+    if (!patch_test(&p, run_hosted, &t, false, NULL, worst, say, sizeof say))
         rc = error_set(err, RS_EFORMAT, "self-test failed: %s", say);
     host->close(t.hosted);
     return rc;

@@ -32,16 +32,19 @@ struct staging {
 
 /* What rows of the output are: rows of the batch, pairs of a row and an expert whose tables the call has (moe_gate_up), or has not (moe_silu_mul). */
 enum rows { ROWS_BATCH, ROWS_PAIRS, ROWS_PAIRS_ALONE };
+/* Which tensor has a value for every position up to its row's own, and no more: what index_scores writes, what index_topk reads. */
+enum by_position { NONE_BY_POSITION, Y_BY_POSITION, X_BY_POSITION };
 
 struct op_state {
     lua_State *L;
     const struct rankscope_call *call; /* NULL: none runs */
     enum rows rows;
+    enum by_position by_position;
     struct staging out;
 };
 
 /* Userdata of both kinds: which tensor of the call it is. */
-enum { TENSOR_X = -2, TENSOR_Y = -1 }; /* else a rank, or for weights the slot */
+enum { TENSOR_X2 = -3, TENSOR_X = -2, TENSOR_Y = -1 }; /* else a rank, or for weights the slot */
 struct view {
     struct op_state *st;
     int which;
@@ -51,7 +54,7 @@ struct hosted {
     unsigned n;
     struct op_state *state; /* [n] */
     char name[64], kind[64], help[128];
-    bool cache, router;     /* a kind that must do that for each row */
+    bool cache, router, selects; /* a kind that must do that for each row */
     char chunk[200];        /* "@FILE.lua" */
     char *source;
     size_t source_len;
@@ -121,25 +124,35 @@ static float *tensor_row(lua_State *L, const struct view *v, const struct ranksc
             luaL_error(L, "there is no rank %d", v->which + 1);
         return c->ranks[v->which] + row * c->out[0].stride;
     }
+    if (v->which == TENSOR_X2)
+        return c->in[1].data + row * c->in[1].stride;
     if (v->which == TENSOR_X && c->in[0].data != c->out[0].data)
         return c->in[0].data + row * c->in[0].stride;
     return v->st->out.y + (size_t)row * c->out[0].width;
 }
 
-static uint32_t tensor_width(const struct view *v, const struct rankscope_call *c)
+static const struct rankscope_tensor *tensor_of(const struct view *v, const struct rankscope_call *c)
 {
-    return v->which == TENSOR_X ? c->in[0].width : c->out[0].width;
+    return v->which == TENSOR_X ? &c->in[0] : v->which == TENSOR_X2 ? &c->in[1] : &c->out[0];
 }
 
 static uint32_t tensor_rows(const struct view *v, const struct rankscope_call *c)
 {
-    return v->which == TENSOR_X ? c->in[0].rows : c->out[0].rows;
+    return tensor_of(v, c)->rows;
+}
+
+/* Values of a row. */
+static uint32_t tensor_width(const struct view *v, const struct rankscope_call *c, uint32_t row)
+{
+    const enum by_position by = v->st->by_position;
+    const bool short_row = (by == Y_BY_POSITION && v->which == TENSOR_Y) || (by == X_BY_POSITION && v->which == TENSOR_X);
+    return short_row ? (uint32_t)c->pos[row] + 1 : tensor_of(v, c)->width;
 }
 
 static uint32_t check_tensor_row(lua_State *L, int i, const struct view *v, const struct rankscope_call *c)
 {
-    if (v->which == TENSOR_X && c->in[0].data == NULL)
-        luaL_error(L, "this call has no x");
+    if (tensor_of(v, c)->data == NULL)
+        luaL_error(L, "this call has no %s", v->which == TENSOR_X ? "x" : "x2");
     return check_index(L, i, "row", tensor_rows(v, c));
 }
 
@@ -147,7 +160,8 @@ static int tensor_get_row(lua_State *L)
 {
     const struct view *v = luaL_checkudata(L, 1, TENSOR);
     const struct rankscope_call *c = running(L, v->st);
-    push_floats(L, tensor_row(L, v, c, check_tensor_row(L, 2, v, c)), tensor_width(v, c));
+    const uint32_t row = check_tensor_row(L, 2, v, c);
+    push_floats(L, tensor_row(L, v, c, row), tensor_width(v, c, row));
     return 1;
 }
 
@@ -155,8 +169,9 @@ static int tensor_get(lua_State *L)
 {
     const struct view *v = luaL_checkudata(L, 1, TENSOR);
     const struct rankscope_call *c = running(L, v->st);
-    const float *row = tensor_row(L, v, c, check_tensor_row(L, 2, v, c));
-    lua_pushnumber(L, (lua_Number)row[check_index(L, 3, "column", tensor_width(v, c))]);
+    const uint32_t i = check_tensor_row(L, 2, v, c);
+    const float *row = tensor_row(L, v, c, i);
+    lua_pushnumber(L, (lua_Number)row[check_index(L, 3, "column", tensor_width(v, c, i))]);
     return 1;
 }
 
@@ -166,7 +181,8 @@ static int tensor_set(lua_State *L)
     const struct rankscope_call *c = running(L, v->st);
     if (v->which != TENSOR_Y)
         return luaL_error(L, "only call.y can be written");
-    read_floats(L, 3, c->out[0].width, tensor_row(L, v, c, check_tensor_row(L, 2, v, c)));
+    const uint32_t row = check_tensor_row(L, 2, v, c);
+    read_floats(L, 3, tensor_width(v, c, row), tensor_row(L, v, c, row));
     return 0;
 }
 
@@ -179,7 +195,7 @@ static int tensor_index(lua_State *L)
     if (strcmp(key, "rows") == 0)
         lua_pushinteger(L, tensor_rows(v, running(L, v->st)));
     else if (strcmp(key, "width") == 0)
-        lua_pushinteger(L, tensor_width(v, running(L, v->st)));
+        lua_pushinteger(L, tensor_of(v, running(L, v->st))->width);
     else
         lua_getfield(L, lua_upvalueindex(1), key);
     return 1;
@@ -311,7 +327,7 @@ static void need_cache(lua_State *L, const struct rankscope_call *c)
 static int call_cached(lua_State *L)
 {
     const struct rankscope_call *c = running(L, self(L));
-    const uint32_t row = check_row(L, 2, self(L)), n = c->kv_lora + c->rope_dim;
+    const uint32_t row = check_row(L, 2, self(L)), n = rankscope_cache_width(c);
     lua_Integer pos = luaL_checkinteger(L, 3);
     need_cache(L, c);
     if (pos < 0 || pos > c->pos[row])
@@ -343,9 +359,9 @@ static int call_store(lua_State *L)
 {
     struct op_state *st = self(L);
     const struct rankscope_call *c = running(L, st);
-    const uint32_t row = check_row(L, 2, st), n = c->kv_lora + c->rope_dim;
+    const uint32_t row = check_row(L, 2, st), n = rankscope_cache_width(c);
     if (st->out.rows == NULL)
-        return luaL_error(L, "only ops of kind kv_store write to the cache");
+        return luaL_error(L, "only ops of kind kv_store and index_store write to the cache");
     read_floats(L, 3, n, st->out.rows + (size_t)row * n);
     st->out.done[row] = 1;
     return 0;
@@ -375,8 +391,39 @@ static int call_choose(lua_State *L)
     return 0;
 }
 
+/* A row of a selection: as many positions as top_k says, ascending, or nothing. */
+static int call_select(lua_State *L)
+{
+    struct op_state *st = self(L);
+    const struct rankscope_call *c = running(L, st);
+    if (st->by_position != X_BY_POSITION)
+        return luaL_error(L, "only ops of kind index_topk select");
+    const uint32_t row = check_row(L, 2, st);
+    float *out = st->out.y + (size_t)row * c->out[0].width;
+    int32_t n = -1, last = -1, sel;
+    if (!lua_isnoneornil(L, 3)) {
+        luaL_checktype(L, 3, LUA_TTABLE);
+        n = (int32_t)lua_rawlen(L, 3);
+        if (n < 1 || (uint32_t)n > c->top_k)
+            return luaL_error(L, "%d positions are selected; 1 to %d can be", (int)n, (int)c->top_k);
+    }
+    memcpy(out, &n, sizeof n);
+    for (int32_t i = 1; i <= n; i++) {
+        int whole;
+        lua_rawgeti(L, 3, i);
+        const lua_Integer pos = lua_tointegerx(L, -1, &whole);
+        lua_pop(L, 1);
+        if (!whole || pos <= last || pos > c->pos[row])
+            return luaL_error(L, "position %d of the selection of row %d is not one of 0 to %d that ascend", (int)i, (int)row + 1, (int)c->pos[row]);
+        sel = last = (int32_t)pos;
+        memcpy(out + i, &sel, sizeof sel);
+    }
+    st->out.done[row] = 1;
+    return 0;
+}
+
 static const luaL_Reg CALL_METHODS[] = {{"pos", call_pos}, {"token", call_token}, {"pairs", call_pairs}, {"pair", call_pair}, {"angles", call_angles}, {"cached", call_cached}, {"selected", call_selected},
-                                        {"store", call_store}, {"choose", call_choose}, {NULL, NULL}};
+                                        {"store", call_store}, {"choose", call_choose}, {"select", call_select}, {NULL, NULL}};
 
 int scr_op_methods(lua_State *L)
 {
@@ -449,6 +496,8 @@ static void make_call(lua_State *L, struct op_state *st)
     lua_setmetatable(L, -2);
     new_view(L, st, TENSOR_X, TENSOR);
     lua_setfield(L, -2, "x");
+    new_view(L, st, TENSOR_X2, TENSOR);
+    lua_setfield(L, -2, "x2");
     new_view(L, st, TENSOR_Y, TENSOR);
     lua_setfield(L, -2, "y");
     lua_setfield(L, LUA_REGISTRYINDEX, CALL);
@@ -544,10 +593,13 @@ static enum rs_result op_open(const char *file, const char *name, unsigned n_thr
         op_close(h);
         return rc;
     }
-    h->cache = strcmp(h->kind, "kv_store") == 0;
+    h->cache = strcmp(h->kind, "kv_store") == 0 || strcmp(h->kind, "index_store") == 0;
+    h->selects = strcmp(h->kind, "index_topk") == 0;
     h->router = strcmp(h->kind, "router") == 0;
-    for (unsigned i = 0; i < n_threads; i++)
+    for (unsigned i = 0; i < n_threads; i++) {
         h->state[i].rows = strcmp(h->kind, "moe_gate_up") == 0 ? ROWS_PAIRS : strcmp(h->kind, "moe_silu_mul") == 0 ? ROWS_PAIRS_ALONE : ROWS_BATCH;
+        h->state[i].by_position = h->selects ? X_BY_POSITION : strcmp(h->kind, "index_scores") == 0 ? Y_BY_POSITION : NONE_BY_POSITION;
+    }
     *patch = (struct rankscope_patch_v1){RANKSCOPE_PATCH_ABI, sizeof *patch, sizeof(struct rankscope_call), h->name, h->kind, h->help, NULL};
     *out = h;
     return RS_OK;
@@ -576,7 +628,7 @@ static bool stage(const struct hosted *h, struct op_state *st, const struct rank
     size_t cap_ids = s->cap_choice;
     if (!grow(&s->y, &s->cap_y, rows * width, sizeof *s->y) || !grow(&s->done, &s->cap_done, rows, 1))
         return false;
-    if (h->cache && !grow(&s->rows, &s->cap_rows, rows * (c->kv_lora + c->rope_dim), sizeof *s->rows))
+    if (h->cache && !grow(&s->rows, &s->cap_rows, rows * rankscope_cache_width(c), sizeof *s->rows))
         return false;
     if (!grow(&s->ids, &cap_ids, choice, sizeof *s->ids) || !grow(&s->weights, &s->cap_choice, choice, sizeof *s->weights))
         return false;
@@ -598,8 +650,9 @@ static void set_fields(lua_State *L, struct op_state *st, const struct rankscope
     const struct { const char *key; lua_Integer x; } INTS[] = {
         {"rows", c->out[0].rows}, {"layer", c->layer}, {"rank", c->rank}, {"n_ranks", c->n_ranks}, {"head_dim", c->head_dim}, {"rope_dim", c->rope_dim},
         {"kv_lora", c->kv_lora}, {"v_head", c->v_head}, {"n_heads", c->n_heads}, {"n_experts", r->n_experts}, {"n_used", r->n_used},
-        {"n_groups", r->n_groups}, {"n_groups_used", r->n_groups_used}, {"experts", c->experts.n}};
-    const struct { const char *key; bool x; } BOOLS[] = {{"accumulate", c->accumulate != 0}, {"sigmoid", r->sigmoid != 0}, {"normalise", r->normalise != 0}};
+        {"n_groups", r->n_groups}, {"n_groups_used", r->n_groups_used}, {"experts", c->experts.n}, {"top_k", c->top_k}};
+    const struct { const char *key; bool x; } BOOLS[] = {{"accumulate", c->accumulate != 0}, {"sigmoid", r->sigmoid != 0}, {"normalise", r->normalise != 0},
+                                                             {"interleaved", c->interleaved != 0}};
     for (size_t i = 0; i < sizeof INTS / sizeof INTS[0]; i++)
         set_int(L, INTS[i].key, INTS[i].x);
     for (size_t i = 0; i < sizeof BOOLS / sizeof BOOLS[0]; i++) {
@@ -646,7 +699,7 @@ static void commit(const struct hosted *h, const struct op_state *st, const stru
         if (c->ranks == NULL)
             memcpy(c->out[0].data + i * c->out[0].stride, s->y + i * width, width * sizeof *s->y);
         if (h->cache)
-            c->cache_put(c, (uint32_t)i, s->rows + i * (c->kv_lora + c->rope_dim));
+            c->cache_put(c, (uint32_t)i, s->rows + i * rankscope_cache_width(c));
         if (h->router) {
             memcpy(c->router.ids + i * c->router.stride, s->ids + i * used, used * sizeof *s->ids);
             memcpy(c->router.weights + i * c->router.stride, s->weights + i * used, used * sizeof *s->weights);
@@ -664,7 +717,7 @@ static unsigned long budget(const struct op_state *st, const struct rankscope_ca
         values += rows * c->w[s].rows * c->w[s].k * (!experts && c->w[s].n_mats != 0 ? c->w[s].n_mats : 1);
     for (uint32_t i = 0; i < c->out[0].rows && c->n_heads != 0 && st->rows == ROWS_BATCH; i++)
         keys += c->pos[i] + 1;
-    values += keys * c->n_heads * (c->kv_lora + c->rope_dim);
+    values += keys * c->n_heads * rankscope_cache_width(c);
     values += c->ranks != NULL ? (double)c->out[0].rows * c->out[0].width * c->n_ranks : 0;
     return (unsigned long)(BASE_INSTRUCTIONS + INSTRUCTIONS_PER_VALUE * values);
 }
@@ -682,9 +735,10 @@ static bool op_run(void *hosted, unsigned thread, const struct rankscope_call *c
     scr_state_limit(st->L, budget(st, call));
     enum rs_result rc = scr_state_do(st->L, call_run, st, &err);
     st->call = NULL;
-    for (uint32_t i = 0; i < call->out[0].rows && rc == RS_OK && (h->cache || h->router); i++)
+    for (uint32_t i = 0; i < call->out[0].rows && rc == RS_OK && (h->cache || h->router || h->selects); i++)
         if (!st->out.done[i])
-            rc = scr_state_error(&err, RS_EFORMAT, "%s: run() ended without call:%s() for row %u", h->chunk + 1, h->cache ? "store" : "choose", i + 1);
+            rc = scr_state_error(&err, RS_EFORMAT, "%s: run() ended without call:%s() for row %u", h->chunk + 1,
+                                 h->cache ? "store" : h->router ? "choose" : "select", i + 1);
     if (rc != RS_OK) {
         snprintf(why, cap, "%s", err.msg);
         return false;

@@ -40,7 +40,12 @@ nobase_dist_pkgdata_DATA += \
 	engine/patch_cuda.h \
 	engine/patch_test.c \
 	engine/patch_test.h \
+	engine/patch_test_int.h \
+	engine/patch_test_kinds.c \
 	scripts/patches/allreduce-exact.c \
+	scripts/patches/gather-plain.c \
+	scripts/patches/index_scores-plain.c \
+	scripts/patches/index_topk.lua \
 	scripts/patches/kv_store-plain.c \
 	scripts/patches/embed-plain.c \
 	scripts/patches/linear-plain.c \

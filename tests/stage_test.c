@@ -50,10 +50,18 @@ static const struct bad BAD_C[] = {
     {"not a number", HEAD ADD_LOOP("c->out[0].data[i * c->out[0].stride + j] = 0.0f / 0.0f") TAIL("a", "add"), "not a number"},
     {"crashes", HEAD "static void run(const struct rankscope_call *c) { *(volatile int *)8 = (int)c->lo; }\n" TAIL("a", "add"), "signal 11"},
     {"aborts", HEAD "#include <stdlib.h>\nstatic void run(const struct rankscope_call *c) { (void)c; abort(); }\n" TAIL("a", "add"), "signal 6"},
-    {"unknown kind", HEAD NOTHING TAIL("a", "gather"), "kind 'gather' is none of rmsnorm, linear, qkv_a, gate_up, silu_mul, moe_silu_mul, add, rope, kv_store, mla, router, allreduce, embed, moe_gate_up, moe_down"},
+    {"unknown kind", HEAD NOTHING TAIL("a", "pick_rows"), "kind 'pick_rows' is none of rmsnorm, linear, qkv_a, gate_up, silu_mul, moe_silu_mul, add, rope, kv_store, mla, "
+     "index_q, index_store, index_scores, index_topk, router, allreduce, embed, moe_gate_up, moe_down, gather"},
+    {"scores of some positions", HEAD ROWS_LOOP("c->out[0].data[i * c->out[0].stride] = 1") TAIL("a", "index_scores"), "leaves a part of its output"},
+    {"keys that are not there yet", HEAD ROWS_LOOP("{ float x[1024]; c->cache_get(c, i, (uint32_t)c->pos[i] + 1, x); }") TAIL("a", "index_scores"), "where nothing is"},
+    {"a selection of the first positions", HEAD ROWS_LOOP("{ int32_t *s = (int32_t *)(void *)(c->out[0].data + i * c->out[0].stride); int all = (uint32_t)c->pos[i] < c->top_k; "
+     "s[0] = all ? -1 : (int32_t)c->top_k; for (uint32_t k = 0; k < c->top_k; k++) s[1 + k] = (int32_t)k; }") TAIL("a", "index_topk"), "wrong: relative L2"},
+    {"an indexer's key that is not kept", HEAD NOTHING TAIL("a", "index_store"), "each row"},
+    {"other ranks' logits", HEAD ROWS_LOOP("for (uint32_t j = 0; j < c->out[0].stride; j++) c->out[0].data[i * c->out[0].stride + j] = j < c->in[0].width ? c->in[0].data[i * c->in[0].stride + j] : 0")
+     TAIL("a", "gather"), "outside"},
     {"every token in this rank's table", HEAD FIRST_ROWS TAIL("a", "embed"), "wrong: relative L2"},
     {"experts' rows as if they were the batch's", HEAD AS_ROWS TAIL("a", "moe_gate_up"), "wrong: relative L2"},
-    {"a row without experts left alone", HEAD ONLY_PAIRS TAIL("a", "moe_down"), "wrong: relative L2"},
+    {"a row without experts left alone", HEAD ONLY_PAIRS TAIL("a", "moe_down"), "wrong: it leaves a part of its output as it was"},
     {"another interface", HEAD NOTHING "const struct rankscope_patch_v1 rankscope_patch = {99, 1, 1, \"a\", \"add\", \"x\", run};\n", "interface"},
     {"a bad name", HEAD ADD_LOOP("c->out[0].data[i * c->out[0].stride + j] += c->in[0].data[i * c->in[0].stride + j]") TAIL("a b;c", "add"), "name"},
     {"attention that does nothing", HEAD NOTHING TAIL("a", "mla"), "wrong"},
@@ -71,7 +79,14 @@ static const struct bad BAD_LUA[] = {
     {"no function", "return {name = 'a', kind = 'add', help = 'x'}\n", "needs run"},
     {"no name", "return {kind = 'add', help = 'x', run = print}\n", "needs name"},
     {"an error when it is read", "local t = nil\nt.x = 1\n", "patch.lua:2:"},
-    {"unknown kind", LUA("gather", ""), "kind 'gather' is none of"},
+    {"unknown kind", LUA("hidden", ""), "kind 'hidden' is none of"},
+    {"a selection elsewhere", LUA("add", "call:select(1)"), "only ops of kind index_topk"},
+    {"rows without a selection", LUA("index_topk", "call:select(1)"), "without call:select() for row 2"},
+    {"a selection that descends", LUA("index_topk", "call:select(5, {7, 3})"), "position 2 of the selection of row 5 is not one of 0 to 39 that ascend"},
+    {"a selection of what is not there", LUA("index_topk", "call:select(4, {21})"), "is not one of 0 to 20"},
+    {"too many positions", LUA("index_topk", "call:select(5, {0, 1, 2, 3, 4, 5, 6})"), "7 positions are selected; 1 to 6 can be"},
+    {"scores past a row's own position", LUA("index_scores", "call.y:set(1, {1, 2})"), "1 values expected, got 2"},
+    {"a second input where there is none", LUA("add", "call.x2:row(1)"), "has no x2"},
     {"a token where there are none", LUA("add", "call:token(1)"), "only ops of kind embed"},
     {"pairs where there are none", LUA("add", "call:pairs(1)"), "only ops of kinds moe_gate_up and moe_down"},
     {"the input of an op that has none", LUA("embed", "call.x:row(1)"), "has no x"},
@@ -94,7 +109,7 @@ static const struct bad BAD_LUA[] = {
     {"endless memory", LUA("add", "local t = {}\nwhile true do\nt[#t + 1] = {}\nend"), "memory"},
     {"files", LUA("add", "io.open('/etc/passwd')"), "global 'io'"},
     {"a store that does not store", LUA("kv_store", ""), "without call:store() for row 1"},
-    {"a store elsewhere", LUA("add", "call:store(1, call.x:row(1))"), "kind kv_store"},
+    {"a store elsewhere", LUA("add", "call:store(1, call.x:row(1))"), "kind kv_store and index_store"},
     {"attention to what is not there yet", LUA("mla", "call:cached(2, call:pos(2) + 1)"), "row 2 sees positions 0 to 1, not 2"},
     {"a router that does not choose", LUA("router", "call:choose(1, {1, 2, 3, 4}, {1, 1, 1, 1})"), "without call:choose() for row 2"},
     {"an expert chosen twice", LUA("router", "call:choose(1, {1, 2, 1, 4}, {1, 1, 1, 1})"), "twice"},
@@ -138,7 +153,8 @@ static const struct { const char *file, *name, *kind; double limit; unsigned lea
     {"allreduce-exact.c", "allreduce-exact", "allreduce", 1e-6, 4}, {"rmsnorm.lua", "rmsnorm-lua", "rmsnorm", 1e-6, 4}, {"swiglu.lua", "swiglu-lua", "moe_silu_mul", 1e-5, 4},
     {"router.lua", "router-lua", "router", 1e-5, 4}, {"moe_gate_up-plain.c", "moe_gate_up-plain", "moe_gate_up", 3e-2, 4},
     {"moe_down-plain.c", "moe_down-plain", "moe_down", 3e-2, 4}, {"embed-plain.c", "embed-plain", "embed", 0, 1},
-    {"moe_gate_up.lua", "moe_gate_up-lua", "moe_gate_up", 3e-2, 4}, {"moe_down.lua", "moe_down-lua", "moe_down", 3e-2, 4}, {"embed.lua", "embed-lua", "embed", 0, 1}};
+    {"moe_gate_up.lua", "moe_gate_up-lua", "moe_gate_up", 3e-2, 4}, {"moe_down.lua", "moe_down-lua", "moe_down", 3e-2, 4}, {"embed.lua", "embed-lua", "embed", 0, 1},
+    {"gather-plain.c", "gather-plain", "gather", 0, 1}};
 enum { N_EXAMPLES = sizeof EXAMPLES / sizeof EXAMPLES[0] };
 
 /* How many ops of the last step ran this. */
@@ -150,6 +166,56 @@ static size_t ran(struct rs_engine *e, const char *impl)
         n += strcmp(talk_str(json_array_get(talk_at(l, "ops"), i), "impl"), impl) == 0;
     json_decref(l);
     return n;
+}
+
+/* Those of the indexer, where it selects: 16 of the positions. */
+#define SPARSE "tests/golden/fixture-dsa.gguf"
+#define TURN \
+    "static void turn(const struct rankscope_call*c,uint32_t row,float*x){uint32_t h=c->rope_dim/2;for(uint32_t p=0;p<h;p++){" \
+    "float*u=c->interleaved?x+2*p:x+p,*v=c->interleaved?u+1:u+h,a=*u,b=*v,s=c->sin[(uint32_t)c->pos[row]*h+p],o=c->cos[(uint32_t)c->pos[row]*h+p];*u=a*o-b*s;*v=b*o+a*s;}}\n"
+#define INDEX_Q TURN \
+    "static void run(const struct rankscope_call*c){size_t f,t;rankscope_share(c,(size_t)c->in[0].rows*c->n_heads,1,&f,&t);" \
+    "for(size_t i=f;i<t;i++)turn(c,(uint32_t)(i/c->n_heads),c->out[0].data+i/c->n_heads*c->out[0].stride+i%c->n_heads*c->head_dim);}\n"
+#define INDEX_STORE "#include <math.h>\n" TURN \
+    "static void run(const struct rankscope_call*c){size_t f,t;const float*w=(const float*)(const void*)c->w[0].data,*o=(const float*)(const void*)c->w[1].data;" \
+    "rankscope_share(c,c->in[0].rows,1,&f,&t);for(size_t i=f;i<t;i++){float*x=c->out[0].data+i*c->out[0].stride;double m=0,v=0;uint32_t n=c->head_dim;" \
+    "for(uint32_t j=0;j<n;j++)m+=(double)x[j]/n;for(uint32_t j=0;j<n;j++)v+=((double)x[j]-m)*((double)x[j]-m)/n;" \
+    "for(uint32_t j=0;j<n;j++)x[j]=(float)(((double)x[j]-m)/sqrt(v+(double)c->eps)*(double)w[j]+(c->w[1].rows!=0?(double)o[j]:0));" \
+    "turn(c,(uint32_t)i,x);c->cache_put(c,(uint32_t)i,x);}}\n"
+
+static void test_indexer(struct rs_engine *e)
+{
+    static const struct { const char *file, *text, *name; } FILES[] = {
+        {"scripts/patches/index_scores-plain.c", NULL, "index_scores-plain"}, {"scripts/patches/index_topk.lua", NULL, "index_topk-lua"},
+        {"q.c", HEAD INDEX_Q TAIL("index-q", "index_q"), "index-q"}, {"store.c", HEAD INDEX_STORE TAIL("index-store", "index_store"), "index-store"}};
+    enum { N = sizeof FILES / sizeof FILES[0], PROMPT_IDS = 60 };
+    int32_t plain[20], with[20];
+    size_t n, m;
+    char prompt[8 * PROMPT_IDS] = "'ids':[1";
+    for (int i = 1; i < PROMPT_IDS; i++)
+        snprintf(prompt + strlen(prompt), sizeof prompt - strlen(prompt), ",%d", 3 + i * 37 % 2000);
+    strcat(prompt, "]");
+    json_decref(talk(e, "open", "{'path':'%s','ranks':2,'mode':'graph','patches':{'matmul':'f32','cache':'f32'}}", tap_source(SPARSE)));
+    json_decref(talk_generate(e, prompt, 20, plain, 20, &n));
+    for (int i = 0; i < N; i++) {
+        json_t *r = talk(e, "patch.load", "{'path':'%s'}", FILES[i].text != NULL ? talk_file(FILES[i].file, FILES[i].text) : tap_source(FILES[i].file));
+        tap_eq_str(talk_str(r, "name"), FILES[i].name, "the patch of the indexer is loaded");
+        json_decref(r);
+        r = talk(e, "patch.shadow", "{%s,'impl':'%s'}", prompt, FILES[i].name);
+        tap_ok(talk_num(r, "compared") >= 1 && talk_num(r, "worst") <= 1e-5 && talk_num(r, "worst") >= 0, "%s in the shadow of the built-in: %g comparisons, worst %.2g at %s",
+               FILES[i].name, talk_num(r, "compared"), talk_num(r, "worst"), talk_str(r, "worst_site"));
+        json_decref(r);
+        json_decref(talk(e, "patch.set", "{'slot':'user','impl':'%s'}", FILES[i].name));
+        json_decref(talk_generate(e, prompt, 20, with, 20, &m));
+        tap_ok(ran(e, FILES[i].name) >= 1, "the ledger names it at %zu ops", ran(e, FILES[i].name));
+        tap_ok(n == m && memcmp(plain, with, n * sizeof *plain) == 0, "the answer is the same");
+        r = talk(e, "replay", "{%s}", prompt);
+        tap_eq_int((long long)talk_num(r, "out_of_tolerance"), 0, "the reference agrees with it");
+        json_decref(r);
+    }
+    json_t *l = talk(e, "diff", "{%s,'decode':2,'tolerance':0,'a':{'mode':'eager'},'b':{'mode':'graph'}}", prompt);
+    tap_eq_int((long long)talk_num(l, "out_of_tolerance"), 0, "eager and graph agree to the bit with all of them");
+    json_decref(l);
 }
 
 static void test_examples(struct rs_engine *e)
@@ -276,6 +342,7 @@ int main(void)
     test_late(e, "graph");
     test_late(e, "eager");
     test_swaps(e);
+    test_indexer(e);
     rs_engine_close(e);
     return tap_done();
 }

@@ -22,6 +22,7 @@ local rs_notebook_book = {}
 ---@class rs.patch.call
 ---@field rows integer rows of y: of the batch, or (row, expert) pairs
 ---@field x rs.patch.tensor the input; the same as y where the op works in place (rope, kv_store, allreduce); embed has none
+---@field x2 rs.patch.tensor index_scores: the heads' weights; other ops have none
 ---@field y rs.patch.tensor the output, which holds what the op finds there
 ---@field w rs.patch.weight[] weights
 ---@field ranks rs.patch.tensor[] allreduce: every rank's summand; y is the sum for all of them
@@ -35,8 +36,10 @@ local rs_notebook_book = {}
 ---@field rope_dim integer
 ---@field kv_lora integer
 ---@field v_head integer
----@field n_heads integer of this rank
----@field scale number of attention scores; router: of the weights
+---@field n_heads integer of this rank; in ops of the indexer these are its heads, and head_dim is theirs
+---@field scale number of attention scores, index_scores; router: of the weights
+---@field top_k integer index_scores, index_topk: rows of up to so many positions look at all of them
+---@field interleaved boolean index_q, index_store: pairs to rotate are neighbours, else rope_dim / 2 apart; a head of the indexer has them first
 ---@field n_experts integer
 ---@field n_used integer
 ---@field n_groups integer
@@ -654,7 +657,7 @@ function rs_patch_call:pair(pair) end
 ---@return number[] sin
 function rs_patch_call:angles(row) end
 
----A row of the cache, [latent: kv_lora | key: rope_dim], of the sequence that row belongs to.
+---A row of the cache, [latent: kv_lora | key: rope_dim] (in ops of the indexer its key, head_dim values), of the sequence that row belongs to.
 ---@param row integer
 ---@param pos integer from 0 to the row's own
 ---@return number[]
@@ -665,7 +668,12 @@ function rs_patch_call:cached(row, pos) end
 ---@return integer[]|nil
 function rs_patch_call:selected(row) end
 
----kv_store: put a row into the cache at its position.
+---index_topk: what a row looks at, up to top_k positions, ascending; nil: all, as rows of up to top_k positions do.
+---@param row integer
+---@param positions integer[]|nil
+function rs_patch_call:select(row, positions) end
+
+---kv_store, index_store: put a row into the cache at its position.
 ---@param row integer
 ---@param values number[]
 function rs_patch_call:store(row, values) end
@@ -676,7 +684,7 @@ function rs_patch_call:store(row, values) end
 ---@param weights number[]
 function rs_patch_call:choose(row, experts, weights) end
 
----A copy of a row.
+---A copy of a row. What index_scores writes and index_topk reads has a value for each position from 0 to the row's own, and no more.
 ---@param i integer
 ---@return number[]
 function rs_patch_tensor:row(i) end

@@ -1,4 +1,4 @@
-/* The self-test of a patch in C: compiled together with it and engine/patch_test.c and run as a process of its own before the engine loads anything.
+/* The self-test of a patch in C: compiled together with it and engine/patch_test*.c and run as a process of its own before the engine loads anything.
  * Prints one line; exit 0: the patch is right. */
 #include <stdio.h>
 
@@ -17,7 +17,7 @@ int main(void)
 {
     char say[400];
     double worst;
-    if (!patch_test(&rankscope_patch, run, NULL, true, &worst, say, sizeof say)) {
+    if (!patch_test(&rankscope_patch, run, NULL, true, NULL, &worst, say, sizeof say)) {
         printf("%s\n", say);
         return 1;
     }
