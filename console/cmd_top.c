@@ -48,7 +48,7 @@ const struct cmd_entry cmd_top_entry = {
     .args = "[NAME]",
     .summary = "watch an engine that runs, without touching it",
     .help = "Shows the panels of the engine NAME, or of the only one that runs: ranks, all-reduces, steps, ops. It takes no control and "
-            "changes nothing, so it can stand beside the console that does. Where output is no terminal it prints the panels once.",
+            "changes nothing, so it can stand beside the console that does; q or Ctrl-C leaves it. Where output is no terminal it prints the panels once.",
     .tables = {s_options, tui_table},
     .max_args = 1,
     .exec = exec_top,

@@ -88,6 +88,11 @@ static void stdio_write(struct out *base, enum out_role role, const char *text, 
         stdio_progress(base, NULL);
     bool side = (role == OUT_NOTE && !o->notes_on_data) || role == OUT_WARN || role == OUT_ERROR;
     FILE *f = side ? o->side : o->data;
+    bool answer = role == OUT_ANSWER || role == OUT_THINKING;
+    if (o->answering && !answer && f == o->data && text[0] != '\n') /* what comes between the words of an answer has a line of its own */
+        fputc('\n', f);
+    if (f == o->data)
+        o->answering = answer && text[len - 1] != '\n';
     /* A newline alone needs no colour, and where one ends a text the colour ends before it: no terminal then paints the next line. */
     bool newline = text[len - 1] == '\n';
     const char *colour = newline && len == 1 ? NULL : (side ? o->colour_side : o->colour_data) ? s_colours[role] : NULL;

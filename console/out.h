@@ -50,6 +50,7 @@ struct out_stdio {
     bool colour_data, colour_side;
     bool notes_on_data; /* OUT_NOTE goes to data: what commands did is what was asked for (batch mode) */
     bool progressed;    /* a progress line stands on side */
+    bool answering;     /* the last line on data is of the model's and not at its end */
 };
 
 void out_stdio_init(struct out_stdio *o, FILE *data, FILE *side);

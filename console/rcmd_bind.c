@@ -19,7 +19,7 @@ static void take_action(void *ctx, const char *name, const char *help)
 static void list(struct con *con)
 {
     const struct tui_binding *b;
-    struct table *t = table_new("action|~what it does");
+    struct table *t = table_new("action|+what it does");
     tui_keymap_actions(take_action, t);
     take_action(t, "/COMMAND", "run a command, as if it were typed");
     take_action(t, "=LUA", "run Lua");
@@ -28,7 +28,7 @@ static void list(struct con *con)
         out_str(con->out, OUT_TEXT, "No key is bound but to what F1 lists.\n");
         return;
     }
-    t = table_new("key|1place|~what it does");
+    t = table_new("key|1place|+what it does");
     for (size_t i = 0; (b = tui_keymap_added(i)) != NULL; i++) {
         char *help = text_one_line(b->help);
         table_cell(t, "%s", b->key);

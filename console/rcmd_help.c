@@ -8,6 +8,8 @@
 #include "console/table.h"
 #include "console/text.h"
 
+#define ROOMY 110 /* columns from which on the table of groups has three */
+
 static void take_added(void *ctx, const char *name, const char *help)
 {
     char *text = text_one_line(help);
@@ -51,12 +53,12 @@ static void add_row(struct table *t, const struct rcmd_entry *e)
 
 static struct table *new_list(void)
 {
-    return table_new("command|what it does|~1arguments");
+    return table_new("command|+what it does|+1arguments");
 }
 
 static void list_added(struct con *con)
 {
-    struct table *t = table_new("command|~what it does");
+    struct table *t = table_new("command|+what it does");
     if (con->script != NULL)
         scr_script_commands(con->script, take_added, t);
     table_print(t, con->out);
@@ -79,18 +81,21 @@ static void list_all(struct con *con)
     list_added(con);
 }
 
-/* One line for each group: all of it fits a small window. */
+/* The groups with all their commands; where there is no room beside what a group is about, below that. */
 static void list_groups(struct con *con)
 {
-    struct table *t = table_new("group|what it is about|~1commands");
+    size_t columns = out_columns(con->out);
+    bool apart = columns == 0 || columns >= ROOMY;
+    struct table *t = table_new(apart ? "group|what it is about|+commands" : "group|+what it is about, and its commands");
     for (const struct rcmd_group *g = rcmd_groups; g->name != NULL; g++) {
         struct buf names = {0};
         for (size_t i = 0; rcmd_table[i] != NULL; i++)
             if (rcmd_table[i]->group == g->about)
                 buf_printf(&names, "%s/%s", names.len > 0 ? " " : "", rcmd_table[i]->name);
         table_cell(t, "%s", g->name);
-        table_cell(t, "%s", g->summary);
-        table_cell(t, "%s", names.text);
+        if (apart)
+            table_cell(t, "%s", g->summary);
+        table_cell(t, "%s%s%s", apart ? "" : g->summary, apart ? "" : ": ", names.text);
         buf_fini(&names);
     }
     table_print(t, con->out);

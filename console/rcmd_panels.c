@@ -35,7 +35,7 @@ const struct rcmd_entry rcmd_snapshot_entry = {
 
 static void list_arrangements(struct con *con)
 {
-    struct table *t = table_new("name|~1arrangement|~what it shows");
+    struct table *t = table_new("name|+1arrangement|+what it shows");
     for (size_t i = 0; tui_presets[i].name != NULL; i++) {
         table_cell(t, "%s", tui_presets[i].name);
         table_cell(t, "%s", tui_presets[i].spec);

@@ -13,6 +13,7 @@
 
 #define GAP 2    /* columns before each cell */
 #define LEAST 12 /* columns that a shortened cell keeps; its title keeps all */
+#define WRAP 30  /* a column of sentences gets no narrower than this before others are left out */
 #define LAST 10  /* behind all digits: a column that is never left out is shortened last */
 
 /* How the columns are shown at a width. */
@@ -26,11 +27,13 @@ struct table *table_new(const char *heads)
     struct table *t = xcalloc(1, sizeof *t);
     while (*heads != '\0') {
         assert(t->columns < TABLE_MAX_COLUMNS);
-        for (; *heads == '>' || *heads == '~' || isdigit((unsigned char)*heads); heads++) {
+        for (; *heads == '>' || *heads == '~' || *heads == '+' || isdigit((unsigned char)*heads); heads++) {
             if (*heads == '>')
                 t->right[t->columns] = true;
             else if (*heads == '~')
                 t->shorten[t->columns] = true;
+            else if (*heads == '+')
+                t->wraps[t->columns] = true;
             else
                 t->leaves[t->columns] = (unsigned char)(*heads - '0');
         }
@@ -72,8 +75,9 @@ static size_t sum_of(const struct table *t, const struct fit *f)
 /* Columns that a cell of column c may lose. */
 static size_t spare(const struct table *t, const struct fit *f, size_t c)
 {
-    size_t title = text_columns(t->cells[c]), least = title > LEAST ? title : LEAST;
-    return f->shown[c] && t->shorten[c] && f->width[c] > least ? f->width[c] - least : 0;
+    size_t title = text_columns(t->cells[c]), least = t->wraps[c] ? WRAP : LEAST;
+    least = title > least ? title : least;
+    return f->shown[c] && (t->shorten[c] || t->wraps[c]) && f->width[c] > least ? f->width[c] - least : 0;
 }
 
 /* The column that is to be left out next; SIZE_MAX: none may be. */
@@ -133,32 +137,65 @@ static void fit_into(const struct table *t, size_t columns, struct fit *f)
 
 /* ---- printing ------------------------------------------------------------------------------------------------------------------------ */
 
-/* One row. Nothing is padded after the last column that has text. */
+/* The bytes of text that one line of `columns` takes, up to a space where there is one, and the columns that they have. */
+static size_t one_line(const char *text, size_t columns, size_t *used)
+{
+    size_t n = text_fit(text, columns, used), end = n;
+    if (n == 0) /* a wide character in one column: it has to go somewhere */
+        return text_fit(text, 2, used);
+    while (end > 0 && text[n] != '\0' && text[end] != ' ')
+        end--;
+    char *line = xstrndup(text, end > 0 ? end : n);
+    *used = text_columns(line);
+    free(line);
+    return end > 0 ? end : n;
+}
+
+/* A cell, or what goes on in this line of it; returns what is left for the next one. */
+static const char *print_cell(const struct table *t, size_t c, const char *text, const struct fit *f, struct buf *b)
+{
+    size_t n = strlen(text), used = text_columns(text);
+    bool over = used > f->width[c], dots = over && f->width[c] > 2 && !t->wraps[c];
+    const char *left = text + n;
+    if (over && t->wraps[c]) {
+        n = one_line(text, f->width[c], &used);
+        left = text + n + strspn(text + n, " ");
+    } else if (over) {
+        n = text_fit(text, f->width[c] - (dots ? 2 : 0), &used);
+    }
+    used += dots ? 2 : 0;
+    size_t pad = used < f->width[c] ? f->width[c] - used : 0;
+    buf_printf(b, "%*s", GAP, "");
+    if (t->right[c])
+        buf_printf(b, "%*s", (int)pad, "");
+    buf_add(b, text, n);
+    buf_str(b, dots ? ".." : "");
+    if (!t->right[c])
+        buf_printf(b, "%*s", (int)pad, "");
+    return left;
+}
+
+/* One row, which takes several lines where cells wrap. Nothing is padded after the last column that has text. */
 static void print_row(const struct table *t, size_t row, const struct fit *f, struct out *o)
 {
-    struct buf b = {0};
-    for (size_t c = 0; c < t->columns; c++) {
-        if (!f->shown[c])
-            continue;
-        const char *text = t->cells[row * t->columns + c];
-        size_t n = strlen(text), used = text_columns(text);
-        bool dots = used > f->width[c] && f->width[c] > 2;
-        if (used > f->width[c])
-            n = text_fit(text, f->width[c] - (dots ? 2 : 0), &used);
-        size_t pad = f->width[c] - used - (dots ? 2 : 0);
-        buf_printf(&b, "%*s", GAP, "");
-        if (t->right[c])
-            buf_printf(&b, "%*s", (int)pad, "");
-        buf_add(&b, text, n);
-        buf_str(&b, dots ? ".." : "");
-        if (!t->right[c])
-            buf_printf(&b, "%*s", (int)pad, "");
+    const char *left[TABLE_MAX_COLUMNS];
+    for (size_t c = 0; c < t->columns; c++)
+        left[c] = t->cells[row * t->columns + c];
+    for (bool more = true; more;) {
+        struct buf b = {0};
+        more = false;
+        for (size_t c = 0; c < t->columns; c++) {
+            if (!f->shown[c])
+                continue;
+            left[c] = print_cell(t, c, left[c], f, &b);
+            more = more || *left[c] != '\0';
+        }
+        while (b.len > 0 && b.text[b.len - 1] == ' ')
+            b.text[--b.len] = '\0';
+        buf_char(&b, '\n');
+        out_write(o, row == 0 ? OUT_HEADING : OUT_TEXT, b.text, b.len);
+        buf_fini(&b);
     }
-    while (b.len > 0 && b.text[b.len - 1] == ' ')
-        b.text[--b.len] = '\0';
-    buf_char(&b, '\n');
-    out_write(o, row == 0 ? OUT_HEADING : OUT_TEXT, b.text, b.len);
-    buf_fini(&b);
 }
 
 static void print_rows(const struct table *t, const struct fit *f, struct out *o)
@@ -179,7 +216,7 @@ static void say_missing(const struct table *t, const struct fit *f, size_t colum
     for (size_t c = 0; c < t->columns; c++) {
         if (!f->shown[c] && !f->empty[c])
             name(&out, t->cells[c], "without ");
-        else if (f->shown[c] && f->cut[c])
+        else if (f->shown[c] && f->cut[c] && !t->wraps[c])
             name(&shorter, t->cells[c], "shortened: ");
     }
     if (out.len > 0 || shorter.len > 0)

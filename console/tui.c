@@ -508,10 +508,14 @@ static unsigned tui_wait(struct con *con, void *ctx, int timeout_ms)
     }
 }
 
-/* Ctrl-C while nothing runs: the line goes; twice in a second asks what was meant. */
+/* Ctrl-C while nothing runs: the line goes; twice in a second asks what was meant. Who only looks has no line, and leaves. */
 static void interrupted(struct tui *t)
 {
     uint64_t now = tui_now_us(t);
+    if (t->read_only) {
+        t->quit = true;
+        return;
+    }
     line_clear();
     chat_interrupted(t->con);
     if (t->last_interrupt_us != 0 && now - t->last_interrupt_us < 1000000)

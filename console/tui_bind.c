@@ -39,6 +39,7 @@ static const struct {
     {"close", TUI_DO_CLOSE, 0, "close a window such as this"},
     {"plain", TUI_DO_TOGGLE, 0, "to the plain console, and back"},
     {"input", TUI_DO_PROMPT, 0, "to the line of input"},
+    {"quit", TUI_DO_QUIT, 0, "leave the console"},
     {"command", TUI_DO_COMMAND, 0, "to the line of input, with a slash in it"},
     {"panels", TUI_DO_PANELS, 0, "to the panel that was used last"},
     {"next-panel", TUI_DO_NEXT_PANEL, 0, "to the next panel"},

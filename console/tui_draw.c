@@ -125,8 +125,8 @@ static int status_parts(const struct tui *t, struct part *parts)
     if (con->stopped != NULL)
         add_part(parts, &n, 0, ROLE_STATUS_BAD, "HELD at %s", js_str(con->stopped, "site", "?"));
     add_part(parts, &n, 1, armed ? ROLE_STATUS_WARN : ROLE_STATUS_STRONG, "%s", armed ? "EAGER (armed)" : graph ? "GRAPH" : "EAGER");
-    if (isfinite(s->tok_per_s))
-        add_part(parts, &n, 4, ROLE_STATUS, "%.1f tok/s", (double)s->tok_per_s);
+    if (isfinite(s->tok_per_s) && s->tok_per_s > 0)
+        add_part(parts, &n, 2, ROLE_STATUS, "%.1f tok/s", (double)s->tok_per_s);
     if (isfinite(s->step_p50_us))
         add_part(parts, &n, 5, ROLE_STATUS, "%.2f ms/step", (double)s->step_p50_us / 1e3);
     json_int_t used = context_used(con, state), total = js_int(state, "ctx_total", -1);
@@ -142,7 +142,7 @@ static int status_parts(const struct tui *t, struct part *parts)
     if (t->frozen)
         add_part(parts, &n, 1, ROLE_STATUS_WARN, "FROZEN");
     if (t->read_only || con->only_looks)
-        add_part(parts, &n, 2, ROLE_STATUS, "only looking");
+        add_part(parts, &n, 4, ROLE_STATUS, "only looking");
     return n;
 }
 
@@ -413,18 +413,19 @@ static struct grid_rect window(struct tui *t, int h, int w, const char *title)
     return (struct grid_rect){r.y + 1, r.x + 2, h - 2, w - 4};
 }
 
-/* One line of the help text, if it is in sight. */
+/* One entry of the help text, in as many lines as it takes, as far as they are in sight. */
 static void help_line(struct tui *t, struct grid_rect r, int *row, const char *key, const char *help)
 {
-    int y = (*row)++ - t->overlay_top;
-    if (y < 0 || y >= r.h)
-        return;
-    if (key == NULL) {
-        grid_str(&t->grid, r.y + y, r.x, r.w, ROLE_HEAD, help);
-        return;
+    int x = key != NULL ? 21 : 0;
+    for (size_t at = 0, len = strlen(help), next = 0, n; at < len; at += next) {
+        n = tui_wrap(help + at, len - at, r.w - x, t->ascii, &next);
+        int y = (*row)++ - t->overlay_top;
+        if (y < 0 || y >= r.h)
+            continue;
+        if (key != NULL && at == 0)
+            grid_str(&t->grid, r.y + y, r.x + 2, 18, ROLE_KEY, key);
+        grid_printf(&t->grid, r.y + y, r.x + x, r.w - x, key != NULL ? ROLE_TEXT : ROLE_HEAD, "%.*s", (int)n, help + at);
     }
-    grid_str(&t->grid, r.y + y, r.x + 2, 18, ROLE_KEY, key);
-    grid_str(&t->grid, r.y + y, r.x + 21, r.w - 21, ROLE_TEXT, help);
 }
 
 /* Keys of the rows in `places` that have exactly these places, the bound-together keys on one line. */
@@ -463,10 +464,20 @@ static void help_added(struct tui *t, struct grid_rect r, int *row)
     }
 }
 
-/* The place that keys go to first, then the rest. */
+/* Keys of the line of input that are no bindings of ours. */
+static void help_input(struct tui *t, struct grid_rect r, int *row)
+{
+    help_line(t, r, row, "Tab", "complete the word: commands, patches, files, sites of ops");
+    help_line(t, r, row, "Up Down Ctrl-R", "lines that were typed before; the keys are readline's");
+    help_line(t, r, row, "Ctrl-C", "stop what runs, or drop the line");
+    help_line(t, r, row, "Ctrl-D", "leave the console");
+    help_line(t, r, row, "Ctrl-Z", "suspend");
+}
+
+/* The place that keys go to first, then the rest, the most usual first. */
 static void draw_help(struct tui *t)
 {
-    static const unsigned places[] = {TUI_HELD, TUI_IN_OP, TUI_IN_COPY, TUI_IN_CHAT, TUI_IN_TEXT, TUI_IN_OPS, TUI_IN_PATCHES, TUI_IN_REQUESTS, TUI_IN_PROMPT, TUI_IN_PANEL, TUI_ANYWHERE, TUI_IN_OVERLAY};
+    static const unsigned places[] = {TUI_LOOKS, TUI_IN_PROMPT, TUI_ANYWHERE, TUI_IN_PANEL, TUI_HELD, TUI_IN_CHAT, TUI_IN_TEXT, TUI_IN_OPS, TUI_IN_PATCHES, TUI_IN_REQUESTS, TUI_IN_OP, TUI_IN_COPY, TUI_IN_OVERLAY};
     const size_t n = sizeof places / sizeof places[0];
     unsigned here = tui_context(t, true);
     struct grid_rect r = window(t, 100, 84, "Keys");
@@ -475,13 +486,13 @@ static void draw_help(struct tui *t)
     for (int pass = 0; pass < 2; pass++)
         for (size_t i = 0; i < n; i++) {
             bool special = (places[i] & here) != 0 && places[i] != TUI_ANYWHERE && places[i] != TUI_IN_PANEL;
-            if (special == (pass == 0))
-                help_section(t, r, &row, places[i]);
+            if (special != (pass == 0) || places[i] == (t->read_only ? TUI_IN_PROMPT : TUI_LOOKS))
+                continue;
+            help_section(t, r, &row, places[i]);
+            if (places[i] == TUI_IN_PROMPT)
+                help_input(t, r, &row);
         }
-    help_line(t, r, &row, NULL, "the line of input is readline's: history, Ctrl-R, Tab completes; /help lists the commands");
-    help_line(t, r, &row, "Ctrl-C", "stop what runs, or drop the line");
-    help_line(t, r, &row, "Ctrl-D", "leave the console");
-    help_line(t, r, &row, "Ctrl-Z", "suspend");
+    help_line(t, r, &row, NULL, "/help lists the commands");
     t->overlay_rows = row > r.h ? row - r.h : 0;
     if (t->overlay_top > t->overlay_rows)
         t->overlay_top = t->overlay_rows;
@@ -525,11 +536,11 @@ static void draw_too_small(struct tui *t)
     int y = g->rows / 2 > 0 ? g->rows / 2 - 1 : 0;
     const char *a = "terminal too small";
     char b[48];
-    snprintf(b, sizeof b, "have %dx%d, need %dx%d", g->cols, g->rows, TUI_MIN_COLS, TUI_MIN_ROWS);
+    snprintf(b, sizeof b, "have %dx%d, need %dx%d", g->cols, g->rows, t->read_only ? TUI_LOOK_COLS : TUI_MIN_COLS, t->read_only ? TUI_LOOK_ROWS : TUI_MIN_ROWS);
     int xa = (g->cols - (int)strlen(a)) / 2, xb = (g->cols - (int)strlen(b)) / 2;
     grid_str(g, y, xa > 0 ? xa : 0, g->cols, ROLE_WARN, a);
     grid_str(g, y + 1, xb > 0 ? xb : 0, g->cols, ROLE_TEXT, b);
-    const char *c = "F12: the plain console";
+    const char *c = t->read_only ? "q leaves" : "F12: the plain console";
     int xc = (g->cols - (int)strlen(c)) / 2;
     grid_str(g, y + 2, xc > 0 ? xc : 0, g->cols, ROLE_TEXT, c);
 }

@@ -17,7 +17,7 @@ unsigned tui_context(const struct tui *t, bool below)
 {
     static const unsigned panels[TUI_CUSTOM] = {TUI_IN_CHAT, TUI_IN_RANKS,   TUI_IN_ALLREDUCE, TUI_IN_STEP,
                                                 TUI_IN_OPS,  TUI_IN_PATCHES, TUI_IN_LOG,       TUI_IN_REQUESTS};
-    unsigned held = t->con->stopped != NULL ? TUI_HELD : 0;
+    unsigned held = (t->con->stopped != NULL ? TUI_HELD : 0) | (t->read_only ? TUI_LOOKS : 0);
     if (t->overlay != TUI_OVERLAY_NONE && !below)
         return t->overlay == TUI_OVERLAY_OP ? TUI_IN_OVERLAY | TUI_IN_OP | held : TUI_IN_OVERLAY;
     if (t->focus == TUI_CHAT || t->focus == TUI_LOG)
@@ -29,8 +29,11 @@ static void focus(struct tui *t, int panel)
 {
     if (panel != TUI_PROMPT)
         t->last_panel = panel;
-    if (panel == TUI_PROMPT && t->read_only)
+    if (panel == TUI_PROMPT && t->read_only) {
+        t->zoom = -1;
+        tui_say(t, false, "this console only looks; q leaves it");
         return;
+    }
     t->focus = panel;
     t->candidate = 1;
     if (t->zoom >= 0 && panel != TUI_PROMPT)
@@ -406,9 +409,11 @@ static void act(struct tui *t, const struct tui_binding *b)
             tui_say(t, true, "there are only panels here");
         break;
     case TUI_DO_PROMPT: focus(t, TUI_PROMPT); break;
+    case TUI_DO_QUIT: t->quit = true; break;
     case TUI_DO_COMMAND:
         focus(t, TUI_PROMPT);
-        line_insert("/");
+        if (!t->read_only)
+            line_insert("/");
         break;
     case TUI_DO_PANELS: focus_number(t, t->layout.shown[t->last_panel] ? t->last_panel : TUI_CHAT); break;
     case TUI_DO_NEXT_PANEL: next_panel(t, 1); break;
@@ -546,7 +551,7 @@ void tui_input_key(struct tui *t, const struct tui_key *k)
         type(t, k->bytes, k->n);
     else if (k->code != TUI_KEY_UNKNOWN) {
         char name[24];
-        tui_say(t, true, "%s does nothing here; F1 lists the keys, Escape goes to the line of input", tui_key_name(k, name));
+        tui_say(t, true, "%s does nothing here; F1 lists the keys, %s", tui_key_name(k, name), t->read_only ? "q leaves" : "Escape goes to the line of input");
     }
 }
 

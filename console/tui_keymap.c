@@ -44,6 +44,10 @@ const struct tui_binding tui_keymap[] = {
     {TUI_IN_COPY, "Escape", TUI_DO_SELECT_END, 0, "leave it", "leave"},
     {TUI_IN_COPY, "q", TUI_DO_SELECT_END, 0, NULL, NULL},
 
+    {TUI_LOOKS, "q", TUI_DO_QUIT, 0, "leave (Ctrl-C too)", "leave"},
+    {TUI_LOOKS, "C-d", TUI_DO_QUIT, 0, NULL, NULL},
+    {TUI_LOOKS, "Escape", TUI_DO_PROMPT, 0, "all panels again", NULL},
+
     {TUI_IN_TEXT, "v", TUI_DO_SELECT, 0, "choose a part to copy", "select"},
     {TUI_IN_CHAT, "f", TUI_DO_FOLD, 0, "fold or unfold what was thought", "fold"},
     {TUI_IN_CHAT, "y", TUI_DO_COPY, 0, "copy the last answer to the clipboard of the terminal", "copy"},
@@ -79,7 +83,7 @@ const struct tui_binding tui_keymap[] = {
     {TUI_IN_PANEL, "i", TUI_DO_PROMPT, 0, NULL, NULL},
     {TUI_IN_PANEL, ":", TUI_DO_COMMAND, 0, "type a command", NULL},
     {TUI_IN_PANEL, "Tab", TUI_DO_NEXT_PANEL, 0, "next panel", "next"},
-    {TUI_IN_PANEL, "1", TUI_DO_PANEL, 1, "the panel of that number (Alt and digit from the line of input)", NULL},
+    {TUI_IN_PANEL, "1", TUI_DO_PANEL, 1, "the panel of that number", NULL},
     {TUI_IN_PANEL, "2", TUI_DO_PANEL, 2, NULL, NULL},
     {TUI_IN_PANEL, "3", TUI_DO_PANEL, 3, NULL, NULL},
     {TUI_IN_PANEL, "4", TUI_DO_PANEL, 4, NULL, NULL},
@@ -95,7 +99,7 @@ const struct tui_binding tui_keymap[] = {
     {TUI_IN_PANEL, "T", TUI_DO_THEME, 0, "next theme", NULL},
     {TUI_IN_PANEL, "B", TUI_DO_PLOTS, 0, "plots in braille, blocks or ASCII", NULL},
     {TUI_IN_PANEL, "Space", TUI_DO_FREEZE, 0, "freeze the figures, and go on", "freeze"},
-    {TUI_IN_PANEL, "?", TUI_DO_HELP, 0, NULL, NULL},
+    {TUI_IN_PANEL, "?", TUI_DO_HELP, 0, "this help", NULL},
 
     {TUI_IN_PROMPT, "Escape", TUI_DO_PANELS, 0, "to the panels", "panels"},
     {TUI_IN_PROMPT, "PageUp", TUI_DO_PAGE, -1, "scroll the chat", NULL},
@@ -110,7 +114,7 @@ const struct tui_binding tui_keymap[] = {
     {TUI_ANYWHERE, "F12", TUI_DO_TOGGLE, 0, "to the plain console, and back (Ctrl-X Ctrl-A too)", "plain"},
     {TUI_ANYWHERE, "S-Tab", TUI_DO_PREVIOUS_PANEL, 0, "previous panel", NULL},
     {TUI_ANYWHERE, "C-l", TUI_DO_REPAINT, 0, "paint the screen anew", NULL},
-    {TUI_ANYWHERE, "M-1", TUI_DO_PANEL, 1, NULL, NULL},
+    {TUI_ANYWHERE, "M-1", TUI_DO_PANEL, 1, "(Alt and a digit) the panel of that number, from the line of input too", NULL},
     {TUI_ANYWHERE, "M-2", TUI_DO_PANEL, 2, NULL, NULL},
     {TUI_ANYWHERE, "M-3", TUI_DO_PANEL, 3, NULL, NULL},
     {TUI_ANYWHERE, "M-4", TUI_DO_PANEL, 4, NULL, NULL},
@@ -128,6 +132,7 @@ const char *tui_keymap_where(unsigned where)
     case TUI_IN_OVERLAY: return "in a window like this";
     case TUI_IN_COPY: return "while a part is chosen to copy";
     case TUI_IN_OP: return "in an op that is open";
+    case TUI_LOOKS: return "in a console that only looks";
     case TUI_HELD: return "in panels, while the engine is stopped";
     case TUI_IN_CHAT: return "in Chat";
     case TUI_IN_TEXT: return "in Chat and Log";

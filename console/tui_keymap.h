@@ -29,6 +29,7 @@ enum tui_context {
     TUI_IN_OP = 2048,    /* beside TUI_IN_OVERLAY: the window is an op */
     TUI_IN_COPY = 4096,  /* beside Chat or Log: choosing what to copy */
     TUI_IN_REQUESTS = 8192,
+    TUI_LOOKS = 16384,   /* beside a panel: this console only looks, and has no line of input */
     TUI_IN_TEXT = TUI_IN_CHAT | TUI_IN_LOG,
     TUI_IN_LIST = TUI_IN_RANKS | TUI_IN_OPS | TUI_IN_PATCHES | TUI_IN_STEP | TUI_IN_REQUESTS,
     TUI_IN_PANEL = TUI_IN_TEXT | TUI_IN_LIST | TUI_IN_ALLREDUCE | TUI_IN_CUSTOM,
@@ -41,6 +42,7 @@ enum tui_action {
     TUI_DO_CLOSE,
     TUI_DO_TOGGLE,
     TUI_DO_PROMPT,
+    TUI_DO_QUIT,
     TUI_DO_COMMAND,
     TUI_DO_PANELS,
     TUI_DO_NEXT_PANEL,

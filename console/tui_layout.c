@@ -3,6 +3,7 @@
 #include "console/tui_layout.h"
 
 #include <ctype.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -216,21 +217,24 @@ static bool present(const struct work *k, int i)
     return false;
 }
 
-/* What a branch needs with its frames; comfortable: all ranks in sight. */
-static struct size need(const struct work *k, int i, bool comfortable)
+/* What makes panels comfortable: that all ranks are in sight, in Ranks, then in All-reduce as well, which has a line more above them. */
+enum comfort { LEAST, RANKS, REDUCES };
+
+/* What a branch needs with its frames. */
+static struct size need(const struct work *k, int i, enum comfort comfort)
 {
     const struct tui_node *n = &k->tree->nodes[i];
     struct size s = {0, 0};
     if (n->kind == TUI_LEAF) {
         int rows = s_least[least(n->panel)].rows;
-        if (comfortable && n->panel == TUI_RANKS && k->want_ranks > rows)
-            rows = k->want_ranks;
+        int want = n->panel == TUI_RANKS && comfort >= RANKS ? k->want_ranks : n->panel == TUI_ALLREDUCE && comfort >= REDUCES ? k->want_ranks + 1 : 0;
+        rows = want > rows ? want : rows;
         return (struct size){rows + (k->out->boxed ? 2 : 1), s_least[least(n->panel)].cols + (k->out->boxed ? 2 : 1)};
     }
     for (int c = n->first; c >= 0; c = k->tree->nodes[c].next) {
         if (!present(k, c))
             continue;
-        struct size one = need(k, c, comfortable);
+        struct size one = need(k, c, comfort);
         if (n->kind == TUI_STACK) {
             s.h += one.h;
             s.w = one.w > s.w ? one.w : s.w;
@@ -242,11 +246,13 @@ static struct size need(const struct work *k, int i, bool comfortable)
     return s;
 }
 
-/* A panel that has nothing to do with more rows than it wants. */
-static bool is_full(const struct work *k, int i)
+#define TALL 36 /* rows from which on All-reduce draws histograms of several rows a rank beside others in its stack */
+
+/* A panel that has nothing to do with more rows than it wants, in a stack of so many. */
+static bool is_full(const struct work *k, int i, int rows)
 {
     const struct tui_node *n = &k->tree->nodes[i];
-    return n->kind == TUI_LEAF && n->panel == TUI_RANKS;
+    return n->kind == TUI_LEAF && (n->panel == TUI_RANKS || (n->panel == TUI_ALLREDUCE && rows < TALL));
 }
 
 /* Deal `length` to n branches: first the least that each needs, then what makes it comfortable, then the rest by weight. */
@@ -255,30 +261,31 @@ static void deal(const struct work *k, const int *child, int n, bool rows, int l
     int used = 0, open = 0;
     double weights = 0;
     for (int i = 0; i < n; i++) {
-        struct size s = need(k, child[i], false);
+        struct size s = need(k, child[i], LEAST);
         size[i] = rows ? s.h : s.w;
         used += size[i];
     }
-    for (int i = 0; i < n; i++) {
-        struct size s = need(k, child[i], true);
-        int more = (rows ? s.h : s.w) - size[i], left = length - used;
-        more = more < 0 ? 0 : more > left ? (left > 0 ? left : 0) : more;
-        size[i] += more;
-        used += more;
-    }
+    for (enum comfort comfort = RANKS; comfort <= REDUCES; comfort++)
+        for (int i = 0; i < n; i++) {
+            struct size s = need(k, child[i], comfort);
+            int more = (rows ? s.h : s.w) - size[i], left = length - used;
+            more = more < 0 ? 0 : more > left ? (left > 0 ? left : 0) : more;
+            size[i] += more;
+            used += more;
+        }
     for (int i = 0; i < n; i++)
-        open += !(rows && is_full(k, child[i]));
+        open += !(rows && is_full(k, child[i], length));
     for (int i = 0; i < n; i++)
-        if (open == 0 || !(rows && is_full(k, child[i])))
+        if (open == 0 || !(rows && is_full(k, child[i], length)))
             weights += k->tree->nodes[child[i]].weight;
     /* Rounded as running sums, so that the parts add up. */
     double sum = 0;
     int left = length - used, given = 0;
     for (int i = 0; i < n; i++) {
-        if (open != 0 && rows && is_full(k, child[i]))
+        if (open != 0 && rows && is_full(k, child[i], length))
             continue;
         sum += k->tree->nodes[child[i]].weight;
-        int upto = (int)(left * sum / weights + 0.5);
+        int upto = (int)floor(left * sum / weights + 0.5);
         size[i] += upto - given;
         given = upto;
     }
@@ -315,16 +322,25 @@ static void show_all(const struct tui_tree *t, struct tui_layout *out)
             out->shown[t->nodes[i].panel] = true;
 }
 
+static bool fits(const struct work *k, enum comfort comfort, struct size room)
+{
+    struct size s = need(k, k->tree->root, comfort);
+    return s.h <= room.h && s.w <= room.w;
+}
+
 /* Leave out panels until the rest fits. Ranks that would have to scroll make others go, but not chat or themselves. */
 static void drop(struct work *k, struct size room)
 {
+    /* The log goes first, and already where without it all ranks are in sight in All-reduce. */
+    bool log = k->out->shown[TUI_LOG], crowded = !fits(k, REDUCES, room);
+    k->out->shown[TUI_LOG] = false;
+    k->out->shown[TUI_LOG] = log && !(crowded && k->out->shown[TUI_ALLREDUCE] && fits(k, REDUCES, room));
     for (int i = 0; i < TUI_PANELS; i++) {
         enum tui_panel p = tui_layout_drop_order[i];
         int left = 0;
         for (int j = 0; j < TUI_PANELS; j++)
             left += k->out->shown[j];
-        struct size s = need(k, k->tree->root, p != TUI_RANKS && p != TUI_CHAT);
-        if (left <= 1 || (s.h <= room.h && s.w <= room.w))
+        if (left <= 1 || fits(k, p != TUI_RANKS && p != TUI_CHAT ? RANKS : LEAST, room))
             return;
         k->out->shown[p] = false;
     }
@@ -332,7 +348,8 @@ static void drop(struct work *k, struct size room)
 
 void tui_layout_compute(const struct tui_tree *t, const struct tui_layout_args *a, struct tui_layout *out)
 {
-    *out = (struct tui_layout){.too_small = a->rows < TUI_MIN_ROWS || a->cols < TUI_MIN_COLS};
+    bool looks = a->prompt_rows == 0;
+    *out = (struct tui_layout){.too_small = a->rows < (looks ? TUI_LOOK_ROWS : TUI_MIN_ROWS) || a->cols < (looks ? TUI_LOOK_COLS : TUI_MIN_COLS)};
     if (out->too_small)
         return;
     int prompt = a->prompt_rows == 0 ? 0 : a->prompt_rows < TUI_PROMPT_ROWS ? TUI_PROMPT_ROWS : a->prompt_rows;

@@ -33,6 +33,8 @@ enum tui_panel {
 /* The smallest screen that shows anything but a request for more room. */
 #define TUI_MIN_ROWS 15
 #define TUI_MIN_COLS 60
+#define TUI_LOOK_ROWS 6 /* without a prompt, for who only looks */
+#define TUI_LOOK_COLS 40
 #define TUI_PROMPT_ROWS 3 /* the prompt never has fewer */
 #define TUI_MAX_NODES 32
 

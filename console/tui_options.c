@@ -113,6 +113,23 @@ static char *kept(const char *name)
     return found;
 }
 
+/* A word that is the name of no arrangement. */
+static enum rs_result no_arrangement(const char *name, struct rs_error *err)
+{
+    struct buf names = {0};
+    struct rs_near near;
+    char hint[80];
+    rs_near_init(&near, name, strlen(name));
+    for (int i = 0; tui_presets[i].name != NULL; i++) {
+        buf_printf(&names, "%s, ", tui_presets[i].name);
+        rs_near_try(&near, tui_presets[i].name);
+    }
+    enum rs_result r = fail_set(err, RS_EUSAGE, "there is no arrangement '%s'%s; there are %sor one's own, such as chat*3/ranks", name, rs_near_hint(&near, "", hint, sizeof hint),
+                                names.text);
+    buf_fini(&names);
+    return r;
+}
+
 enum rs_result tui_arrange(struct tui *t, const char *name, struct rs_error *err)
 {
     char *spec = kept(name);
@@ -128,9 +145,10 @@ enum rs_result tui_arrange(struct tui *t, const char *name, struct rs_error *err
         spec = xstrdup(name);
     bool good = strlen(spec) <= MAX_SPEC && tui_tree_parse(spec, &t->tree, &bad);
     free(spec);
+    if (!good && strpbrk(name, "/|*()") == NULL)
+        return no_arrangement(name, err);
     if (!good)
-        return fail_set(err, RS_EUSAGE, "there is no arrangement '%s', and read as one it makes no sense from column %zu on", name,
-                        bad + 1);
+        return fail_set(err, RS_EUSAGE, "'%s' is an arrangement up to column %zu and makes no sense from there on; panels are called as in their titles (chat, allreduce)", name, bad);
     t->preset = preset;
     snprintf(t->preset_name, sizeof t->preset_name, "%s", named ? name : "own");
     t->zoom = -1;

@@ -261,7 +261,7 @@ static void ar_axis(struct tui *t, struct grid_rect r, double low, double high)
 }
 
 /* All-reduces of the recent window by their time, a row (or several) a rank. Buckets are eighths of a power of two: the axis is logarithmic. */
-static void ar_histograms(struct tui *t, struct grid_rect r, int row_h)
+static void ar_histograms(struct tui *t, struct grid_rect r, int row_h, int shown)
 {
     const json_t *reply = tui_data_last(&t->data, TUI_ASK_ALLREDUCE), *ranks = js_at(reply, "ranks"), *bounds = js_at(reply, "bounds_us");
     int n = (int)json_array_size(bounds), from, to;
@@ -275,11 +275,9 @@ static void ar_histograms(struct tui *t, struct grid_rect r, int row_h)
     double low = from > 0 ? json_number_value(json_array_get(bounds, (size_t)from - 1)) : 0;
     const json_t *high = json_array_get(bounds, (size_t)to - 1);
     ar_axis(t, r, low, json_is_number(high) ? json_number_value(high) : INFINITY);
-    for (size_t i = 0; i < json_array_size(ranks); i++) {
+    for (size_t i = 0; i < json_array_size(ranks) && (int)i < shown; i++) {
         const json_t *h = json_object_get(json_array_get(ranks, i), "histogram");
         struct grid_rect one = {r.y + 1 + (int)i * row_h, r.x, row_h, r.w};
-        if (one.y + one.h > r.y + r.h)
-            break;
         int columns = 0;
         uint32_t wide[512];
         for (int k = from; k < to; k += per) {
@@ -314,19 +312,22 @@ void tui_draw_allreduce(struct tui *t, struct grid_rect r)
     hist += left;
     int row_h = n > 0 && (r.h - 2) / n > 1 ? (r.h - 2) / n : 1;
     row_h = row_h > 3 ? 3 : row_h;
+    const int shown = 2 + n * row_h <= r.h ? n : r.h > 3 ? r.h - 3 : 0; /* one line says that there are more */
     grid_str(&t->grid, r.y + 1, r.x, 4, ROLE_HEAD, "rank");
     for (int c = 0; c < columns; c++) {
         int w = s_ar_columns[c].width;
         grid_str(&t->grid, r.y + 1, x + w - (int)strlen(s_ar_columns[c].head), w, ROLE_HEAD, s_ar_columns[c].head);
-        for (int i = 0; i < n && 2 + (i + 1) * row_h <= r.h; i++) {
+        for (int i = 0; i < shown; i++) {
             double v = ar_value(json_array_get(ranks, (size_t)i), s_ar_columns[c].key);
             tui_draw_number(t, r.y + 2 + i * row_h + row_h - 1, x, w, ROLE_TEXT, v, s_ar_columns[c].digits, s_ar_columns[c].unit);
         }
         x += w;
     }
-    for (int i = 0; i < n && 2 + (i + 1) * row_h <= r.h; i++)
+    for (int i = 0; i < shown; i++)
         grid_printf(&t->grid, r.y + 2 + i * row_h + row_h - 1, r.x, 4, ROLE_TEXT, "%4d", i);
-    ar_histograms(t, (struct grid_rect){r.y + 1, x + 1, r.h - 1, hist}, row_h);
+    ar_histograms(t, (struct grid_rect){r.y + 1, x + 1, r.h - 1, hist}, row_h, shown);
+    if (shown < n)
+        grid_printf(&t->grid, r.y + r.h - 1, r.x, r.w, ROLE_DIM, "and %d more rank%s: zoom, or /allreduce", n - shown, n - shown == 1 ? "" : "s");
 }
 
 /* ---- steps --------------------------------------------------------------------------------------------------------------------------- */

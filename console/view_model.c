@@ -144,7 +144,7 @@ void view_slot(struct out *o, const json_t *slot)
     line(o, "cost", "%s", js_str(slot, "cost", "n/a"));
     if (b.len > 0)
         line(o, "ops", "%s", b.text);
-    struct table *t = table_new("implementation|1in graphs|~what it is");
+    struct table *t = table_new("implementation|1in graphs|+what it is");
     for (size_t i = 0; i < json_array_size(impls); i++) {
         const json_t *e = json_array_get(impls, i);
         const char *name = json_is_string(e) ? json_string_value(e) : js_str(e, "name", "?");

@@ -203,7 +203,7 @@ static enum rs_result each_engine(void (*fn)(void *arg, const char *name, const 
 }
 
 struct only {
-    char name[64];
+    char name[64], names[200]; /* the last one, and all, "0, 1" */
     int n;
 };
 
@@ -213,6 +213,8 @@ static void count_one(void *arg, const char *name, const char *path, int fd)
     (void)path;
     close(fd);
     snprintf(o->name, sizeof o->name, "%s", name);
+    size_t len = strlen(o->names);
+    snprintf(o->names + len, sizeof o->names - len, "%s%s", o->n > 0 ? ", " : "", name);
     o->n++;
 }
 
@@ -227,7 +229,7 @@ enum rs_result rs_engine_connect(const char *name, struct rs_engine **out, struc
         if (o.n == 0)
             return error_set(err, RS_ENOTFOUND, "no engine runs");
         if (o.n > 1)
-            return error_set(err, RS_ESTATE, "%d engines run: say which (rankscope ps lists them)", o.n);
+            return error_set(err, RS_ESTATE, "%d engines run: say which, %s (rankscope ps tells more of them)", o.n, o.names);
         name = o.name;
     }
     if ((rc = socket_path(name, path, err)) != RS_OK)

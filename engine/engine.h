@@ -111,7 +111,7 @@ struct engine {
     uint64_t steps, tokens;
     double last_us;             /* wall time of the last step */
     struct reads_step last_read; /* what the last step had to read for */
-    /* tokens per second over the last second of work */
+    /* tokens per second over the last second of work on steps that generate */
     double rate_us, rate_tokens, rate;
 };
 

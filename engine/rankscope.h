@@ -178,7 +178,7 @@ struct rs_snapshot {
     uint32_t ops_per_step, allreduces_per_step;
     float step_us;                 /* wall time of the last step */
     float step_p50_us, step_p99_us;
-    float tok_per_s;               /* generated tokens per second over the last second of work */
+    float tok_per_s;               /* generated tokens per second over the last second of steps that generate */
     uint64_t tokens_total, generation;
     uint32_t cache_blocks_used, cache_blocks_total;
     struct rs_rank_snapshot rank[RS_MAX_RANKS];

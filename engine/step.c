@@ -468,6 +468,7 @@ enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool
     return RS_OK;
 }
 
+/* Of steps that generate; a step of prompts alone says nothing of how fast tokens come. */
 static void count_rate(struct engine *e, uint32_t tokens, double us)
 {
     e->rate_us += us;
@@ -542,9 +543,11 @@ void step_run(struct engine *e)
     uint64_t now = now_us();
     double ar = (double)timing_last(e->timing).share;
     uint32_t got = 0;
+    bool generating = false; /* some sequence was past its prompt */
     choose_all(e, n_logits);
     for (uint32_t i = 0; i < n_logits;) {
         struct seq *s = e->row_seq[i];
+        generating = generating || s->n_out > 0;
         if (s->n_out > 0) {
             s->ar_us += ar * wall;
             s->step_us += wall;
@@ -552,7 +555,8 @@ void step_run(struct engine *e)
         }
         i += take(e, i, n_logits, now, &got);
     }
-    count_rate(e, got, wall);
+    if (generating)
+        count_rate(e, got, wall);
     server_flush(e->server);
     guard_leave();
     for (uint32_t i = 0; i < n_logits; i++) /* finishing frees only sequences that have finished, so later entries stay valid */

@@ -355,6 +355,55 @@ static void test_table_width(void)
              "table: one that folds goes on below");
 }
 
+/* What wraps has all its words, in lines of its column; what is in one line beside it is said once. */
+static void test_table_wraps(void)
+{
+    struct out o = {.write = keep, .columns = width};
+    struct table *t = table_new("name|>n|+what it says|1more");
+    s_width = 46;
+    table_cell(t, "a");
+    table_cell(t, "1");
+    table_cell(t, "one two three four five six seven eight nine ten eleven twelve");
+    table_cell(t, "more of it");
+    table_cell(t, "b");
+    table_cell(t, "2");
+    table_cell(t, "%s", "none_of_this_can_be_broken_at_a_word_so_it_is_at_its_\xe6\x97\xa5\xe6\x9c\xac");
+    table_cell(t, "less");
+    table_print(t, &o);
+    tap_eq_str(s_printed.text,
+               "  name  n  what it says\n"
+               "  a     1  one two three four five six seven\n"
+               "           eight nine ten eleven twelve\n"
+               "  b     2  none_of_this_can_be_broken_at_a_wor\n"
+               "           d_so_it_is_at_its_\xe6\x97\xa5\xe6\x9c\xac\n"
+               "  (46 columns here: without more)\n",
+               "table: sentences go on below");
+    buf_fini(&s_printed);
+}
+
+/* Words of the engine's between those of an answer. */
+static void test_out_answer(void)
+{
+    struct out_stdio o;
+    char text[200] = "";
+    FILE *f = tmpfile();
+    if (f == NULL) {
+        tap_ok(false, "out: a file");
+        return;
+    }
+    out_stdio_init(&o, f, f);
+    out_str(&o.out, OUT_ANSWER, "The");
+    out_str(&o.out, OUT_NOTE, "engine: a ");
+    out_str(&o.out, OUT_NOTE, "hit\n");
+    out_str(&o.out, OUT_ANSWER, " capital");
+    out_str(&o.out, OUT_ANSWER, ".\n");
+    out_str(&o.out, OUT_NOTE, "verdict\n");
+    rewind(f);
+    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    tap_eq_str(text, "The\nengine: a hit\n capital.\nverdict\n", "out: a note within an answer has a line of its own");
+    fclose(f);
+}
+
 static void test_table_empty(void)
 {
     struct out o = {.write = keep, .columns = width};
@@ -439,6 +488,8 @@ int main(void)
     test_table();
     test_table_width();
     test_table_empty();
+    test_table_wraps();
+    test_out_answer();
     test_groups();
     return tap_done();
 }

@@ -49,6 +49,14 @@ static void generate(struct rs_engine *e, int n)
     ec_answers_free(1, &a);
 }
 
+static double rate(struct rs_engine *e)
+{
+    json_t *load = ec_call(e, "load", "{}");
+    double r = json_number_value(json_object_get(load, "tok_per_s"));
+    json_decref(load);
+    return r;
+}
+
 static double rank_num(const json_t *ar, size_t rank, const char *key)
 {
     return json_number_value(json_object_get(json_array_get(json_object_get(ar, "ranks"), rank), key));
@@ -99,7 +107,10 @@ int main(void)
     buckets();
     struct rs_engine *e = ec_open();
     json_decref(ec_call(e, "open", "{\"path\":\"%s\",\"ranks\":8}", tap_source("models/tiny-glm5-q4.gguf")));
+    generate(e, 1);
+    tap_ok(rate(e) == 0, "a step of a prompt alone is no rate of tokens");
     generate(e, 12);
+    tap_ok(rate(e) > 0, "steps that generate are");
     json_t *ar = ec_call(e, "allreduce", "{}");
     tap_ok(rank_num(ar, 0, "wait_p50_us") < 1000, "nobody is late without a delay");
     json_decref(ar);

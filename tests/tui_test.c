@@ -101,9 +101,9 @@ static const char *broken(const struct tui_layout *l, int rows, int cols, bool p
 static void sweep(const char *name, const struct tui_tree *t, int zoom)
 {
     int bad = 0, tried = 0;
-    for (int rows = TUI_MIN_ROWS; rows <= 100; rows++)
-        for (int cols = TUI_MIN_COLS; cols <= 300; cols++)
-            for (int prompt = 0; prompt <= 40; prompt += 20) {
+    for (int rows = TUI_LOOK_ROWS; rows <= 100; rows++)
+        for (int cols = TUI_LOOK_COLS; cols <= 300; cols++)
+            for (int prompt = 0; prompt <= (rows < TUI_MIN_ROWS || cols < TUI_MIN_COLS ? 0 : 40); prompt += 20) {
                 struct tui_layout l;
                 struct tui_layout_args a = {rows, cols, prompt, 9, zoom};
                 tui_layout_compute(t, &a, &l);
@@ -112,7 +112,7 @@ static void sweep(const char *name, const struct tui_tree *t, int zoom)
                 if (why != NULL && bad++ < 3)
                     tap_diag("%dx%d, prompt %d: %s", cols, rows, prompt, why);
             }
-    tap_ok(bad == 0, "%s: %d layouts from 60x15 to 300x100, zoom %d", name, tried, zoom);
+    tap_ok(bad == 0, "%s: %d layouts from 40x6 to 300x100, zoom %d", name, tried, zoom);
 }
 
 static void test_layout(void)
@@ -140,6 +140,19 @@ static void test_layout(void)
     a = (struct tui_layout_args){24, 59, 1, 9, -1};
     tui_layout_compute(&t, &a, &l);
     tap_ok(l.too_small, "59 columns are too few");
+    a = (struct tui_layout_args){14, 59, 0, 9, -1};
+    tui_layout_compute(&t, &a, &l);
+    tap_ok(!l.too_small && l.shown[TUI_RANKS], "but not without a prompt");
+    a = (struct tui_layout_args){5, 80, 0, 9, -1};
+    tui_layout_compute(&t, &a, &l);
+    tap_ok(l.too_small, "5 rows are too few for anything");
+    tui_tree_parse(tui_presets[1].spec, &t, &bad);
+    a = (struct tui_layout_args){24, 80, 0, 9, -1};
+    tui_layout_compute(&t, &a, &l);
+    tap_ok(l.inner[TUI_RANKS].h >= 9 && l.inner[TUI_ALLREDUCE].h >= 10 && !l.shown[TUI_LOG], "80x24, who watches: 8 ranks in both panels, and no log");
+    a = (struct tui_layout_args){24, 80, 0, 33, -1};
+    tui_layout_compute(&t, &a, &l);
+    tap_ok(l.shown[TUI_LOG] || !l.shown[TUI_STEP], "the log does not go where 32 ranks find no room even so");
     static const char *const wrong[] = {"",       "chat|",  "chat/chat", "(chat", "chat)",
                                         "chat*0", "chat*x", "nothing",   "chats", "((((((((((chat))))))))))"};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)

@@ -308,7 +308,7 @@ tm load-buffer pasted
 tm paste-buffer -p
 sees "a paste of 5,000 characters" '0000049'
 tm send-keys Enter
-sees "is one message" '^00000110 00000111 00000 *│'
+sees "is one message" '^00000110 00000111 00000 *(│|──)'
 want=$(tr '\n' '_' <pasted)
 got=$(grep '^submit' log | tail -1 | sed 's/.*"text":"\(00000000[^"]*\)".*/\1/; s/\\n/_/g')
 tap_eq "and all of it came" "$got" "$want"
@@ -382,17 +382,28 @@ first=$n_servers
 "$real" top --once >top 2>&1
 tap_like "top beside it prints the ranks" "$(cat top)" '^│ *rank '
 tap_like "and says that it only looks" "$(cat top)" 'only looking'
-n_servers=$((n_servers + 1))
-tm new-session -d -x 100 -y 30 "TERM=tmux-256color $real top"
-sees "top at a terminal" 'only looking'
-sees "with figures" '^│? *7 .*%'
-tm send-keys q
-tm send-keys C-c
-tm kill-server
+for key in q C-c C-d; do
+    n_servers=$((n_servers + 1))
+    rm -f left
+    tm new-session -d -x 100 -y 30 "TERM=tmux-256color $real top; echo \$? >left; sleep 60"
+    sees "top at a terminal" 'only looking'
+    sees "with figures" '^│? *7 .*%'
+    tm send-keys Escape
+    sees "it has no line of input" 'q leaves it'
+    tm send-keys $key
+    tries=0
+    while [ ! -s left ] && [ $tries -lt 300 ]; do
+        tries=$((tries + 1))
+        sleep 0.1
+    done
+    tap_eq "$key leaves it" "$(cat left)" 0
+    tm kill-server
+done
+second=$((n_servers + 1))
 n_servers=$first
 
 # Another console looks until this one leaves; then it is in control, and has what was said meanwhile.
-n_servers=$((first + 2))
+n_servers=$second
 tm new-session -d -x 100 -y 30 "TERM=tmux-256color $real attach --layout chat"
 sees "a second console says that it only looks" 'only looks'
 sees "so does its status line" 'only looking'
@@ -404,7 +415,7 @@ sees "the first one goes on" 'The capital of France is Paris'
 lacks "its answer ends" 'answering'
 tm send-keys C-d
 ends "leaving" 0
-n_servers=$((first + 2))
+n_servers=$second
 sees "the second one is in control then" 'is in control of the engine now'
 sees "and has what was said" 'The capital of France is Paris'
 lacks "its status line too" 'only looking'
