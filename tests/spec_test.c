@@ -150,7 +150,7 @@ static void test_logprobs(const struct setup *t)
                      json_integer_value(json_object_get(p, "id")) != plain[i].ids[k];
         }
     }
-    tap_ok(wrong == 0 && tokens > 50, "log-probabilities of %d tokens and of the three likeliest, with drafts and without", tokens);
+    tap_ok(wrong == 0 && tokens > 4 * (int)t->n, "log-probabilities of %d tokens and of the three likeliest, with drafts and without", tokens);
     answer(t, 0, 1, GREEDY, got);
     tap_ok(json_is_null(json_object_get(got[0].done, "logprobs")), "none without being asked for");
 }
@@ -208,7 +208,8 @@ static void test_readings(const struct setup *t)
     json_decref(ec_call(t->e, "weights.load", "{\"tensors\":\"blk.6.nextn.eh_proj*\",\"path\":\"%s\"}", blank_copy("blk.6.nextn.eh_proj.weight")));
     one_by_one(t, got);
     tap_eq_int(differences(plain, got, t->n), 0, "wrong drafts change no text");
-    one_by_one(t, got);
+    for (size_t judged = 0; judged < 10; judged += t->n) /* the alarm looks back over some dozens of drafts */
+        one_by_one(t, got);
     s = figures(t);
     tap_diag("with nothing left of the NextN block's projection: recent acceptance %.3f", number(s, "recent"));
     tap_ok(json_is_true(json_object_get(s, "alarm")), "the alarm when acceptance collapses");
@@ -277,7 +278,7 @@ int main(void)
 {
     struct setup t = {.e = ec_open(), .golden = json_load_file(tap_source("tests/golden/golden-tiny.json"), 0, NULL)};
     json_t *list = json_object_get(t.golden, "prompts");
-    t.n = json_array_size(list);
+    t.n = tap_short() ? 3 : json_array_size(list);
     for (size_t i = 0; i < t.n; i++)
         t.prompt[i] = json_object_get(json_array_get(list, i), "ids");
     test_same_text(&t, 1, "graph");

@@ -16,6 +16,7 @@
     "France?<|assistant|></think>','special':true"
 
 enum { TOKENS = 640, EVERY = 6, SWAPS = 100 };
+static int s_tokens = TOKENS, s_swaps = SWAPS; /* fewer in the short form */
 
 /* A sum of two is the same in double, rounded once. */
 #define ADD_LUA "return {name = \"add-lua\", kind = \"add\", help = \"y + x\", run = function(call)\n" \
@@ -65,23 +66,23 @@ static void print_pauses(struct rs_engine *e, const char *mode, const uint64_t *
 {
     static double gap[TOKENS], pause[SWAPS];
     json_t *l = talk(e, "patch.list", "{}"), *journal = talk_at(l, "journal");
-    size_t first = json_array_size(journal) - SWAPS;
+    size_t n_journal = json_array_size(journal), first = n_journal - (size_t)s_swaps;
     int n_pauses = 0;
     double offset = clock_us(CLOCK_REALTIME) - clock_us(CLOCK_MONOTONIC); /* the journal has the time of day, tokens have the engine's clock */
     for (int i = 1; i < n; i++)
         gap[i - 1] = (double)(at[i] - at[i - 1]);
     double usual = quantile(gap, n - 1, 0.5);
-    for (size_t k = first; k < first + SWAPS; k++) {
+    for (size_t k = first; k < n_journal; k++) {
         double t = talk_num(json_array_get(journal, k), "time_us") - offset;
         for (int i = 1; i < n; i++)
             if ((double)at[i - 1] <= t && t < (double)at[i])
                 pause[n_pauses++] = (double)(at[i] - at[i - 1]) - usual;
     }
     json_decref(l);
-    tap_ok(n_pauses > SWAPS * 9 / 10, "%s: %d of %d swaps fell between two tokens of the answer", mode, n_pauses, SWAPS);
+    tap_ok(n_pauses > s_swaps * 9 / 10, "%s: %d of %d swaps fell between two tokens of the answer", mode, n_pauses, s_swaps);
     tap_diag("%s: pause at a swap, beyond the usual %.0f us from token to token: median %.0f us, 90 %% below %.0f us, worst %.0f us; of it the swap itself: median %.0f us, "
-             "worst %.0f us", mode, usual, quantile(pause, n_pauses, 0.5), quantile(pause, n_pauses, 0.9), quantile(pause, n_pauses, 1), quantile(took, SWAPS, 0.5) * 1e3,
-             quantile(took, SWAPS, 1) * 1e3);
+             "worst %.0f us", mode, usual, quantile(pause, n_pauses, 0.5), quantile(pause, n_pauses, 0.9), quantile(pause, n_pauses, 1), quantile(took, s_swaps, 0.5) * 1e3,
+             quantile(took, s_swaps, 1) * 1e3);
 }
 
 static void test_swaps(struct rs_engine *e, const char *mode)
@@ -95,29 +96,29 @@ static void test_swaps(struct rs_engine *e, const char *mode)
     struct rs_event ev;
     struct rs_error err;
     json_decref(talk(e, "set", "{'mode':'%s'}", mode));
-    json_decref(talk_generate(e, PROMPT, TOKENS, plain, TOKENS + 8, &n_plain));
-    json_decref(talk(e, "submit", "{%s,'temp':0,'max_tokens':%d,'ignore_eos':true}", PROMPT, TOKENS));
+    json_decref(talk_generate(e, PROMPT, s_tokens, plain, s_tokens + 8, &n_plain));
+    json_decref(talk(e, "submit", "{%s,'temp':0,'max_tokens':%d,'ignore_eos':true}", PROMPT, s_tokens));
     while (!done && rs_next(e, 60000, &ev, &err) == RS_OK && ev.type != RS_EVENT_LOST) {
         done = ev.type == RS_EVENT_DONE;
         if (ev.type != RS_EVENT_TOKEN || ev.token < 0)
             continue;
-        if (n < TOKENS) {
+        if (n < s_tokens) {
             got[n] = ev.token;
             at[n] = ev.time_us;
         }
         n++;
         if (n % EVERY == EVERY / 2 && swaps > took_place) /* half way to the next, so that looking does not lengthen the pause */
             took_place += ran(e, SWAP[(swaps - 1) % N_SWAP].kind, SWAP[(swaps - 1) % N_SWAP].runs);
-        if (n % EVERY != 0 || swaps == SWAPS)
+        if (n % EVERY != 0 || swaps == s_swaps)
             continue;
         json_t *r = talk(e, "patch.set", "{'slot':'%s','impl':'%s'}", SWAP[swaps % N_SWAP].slot, SWAP[swaps % N_SWAP].impl);
         took[swaps++] = talk_num(r, "took_ms");
         json_decref(r);
     }
-    tap_ok(done && n == TOKENS && n_plain == TOKENS, "%s: %d swaps, %d of %d tokens", mode, swaps, n, TOKENS);
-    tap_ok(memcmp(plain, got, sizeof *plain * TOKENS) == 0, "%s: every token is the one without swaps", mode);
-    tap_ok(swaps == SWAPS && took_place == SWAPS, "%s: all of %d swaps ran", mode, took_place);
-    print_pauses(e, mode, at, n < TOKENS ? n : TOKENS, took);
+    tap_ok(done && n == s_tokens && n_plain == (size_t)s_tokens, "%s: %d swaps, %d of %d tokens", mode, swaps, n, s_tokens);
+    tap_ok(memcmp(plain, got, sizeof *plain * (size_t)s_tokens) == 0, "%s: every token is the one without swaps", mode);
+    tap_ok(swaps == s_swaps && took_place == s_swaps, "%s: all of %d swaps ran", mode, took_place);
+    print_pauses(e, mode, at, n < s_tokens ? n : s_tokens, took);
     json_decref(talk(e, "patch.reset", "{}"));
 }
 
@@ -145,6 +146,10 @@ static void test_cache(struct rs_engine *e)
 
 int main(void)
 {
+    if (tap_short()) {
+        s_tokens = 100;
+        s_swaps = 12;
+    }
     struct rs_engine *e = talk_open_hosted(MODEL, "\"ranks\":8", scr_op_host());
     json_decref(talk(e, "patch.load", "{'path':'%s'}", talk_file("add.lua", ADD_LUA)));
     test_swaps(e, "graph");

@@ -168,6 +168,11 @@ static const char *join(char *buf, size_t size, const char *dir_variable, const 
     return buf;
 }
 
+bool tap_short(void)
+{
+    return getenv("RANKSCOPE_SHORT") != NULL;
+}
+
 const char *tap_source(const char *path)
 {
     static char s_buf[PATH_MAX];

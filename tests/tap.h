@@ -36,6 +36,10 @@ bool tap_eq_str_at(const char *file, int line, const char *got, const char *want
 bool tap_eq_mem_at(const char *file, int line, const void *got, const void *want, size_t n, const char *fmt, ...) TAP_PRINTF(6, 7);
 bool tap_near_at(const char *file, int line, double got, double want, double tolerance, const char *fmt, ...) TAP_PRINTF(6, 7);
 
+/* Whether RANKSCOPE_SHORT asks for a short form, for tools under which a program is some fifty times slower (ThreadSanitizer): every kind of thing
+ * still happens, over fewer tokens, prompts and swaps. */
+bool tap_short(void);
+
 /* End of the program: main returns its value. */
 int tap_done(void);
 
