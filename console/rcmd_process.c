@@ -9,6 +9,7 @@
 #include "console/fail.h"
 #include "console/js.h"
 #include "console/rcmd_list.h"
+#include "console/rcmd_lua.h"
 #include "console/units.h"
 
 static enum rs_result exec_detach(const struct rcmd_entry *self, struct con *con, const char *args, struct rs_error *err)
@@ -74,6 +75,8 @@ static enum rs_result exec_restart(const struct rcmd_entry *self, struct con *co
     double start = rcmd_ms();
     if (!con->lost && remote)
         daemon_stop(con, NULL);
+    if (con->script != NULL)
+        scr_script_part(con->script);
     rs_engine_close(con->engine);
     con->engine = NULL;
     con->lost = false;
@@ -89,6 +92,8 @@ static enum rs_result exec_restart(const struct rcmd_entry *self, struct con *co
         return r;
     }
     con->stop_engine = remote;
+    if (con->script != NULL && (r = rcmd_lua_call(con, "restarted", "", err)) != RS_OK)
+        return r;
     out_printf(con->out, OUT_NOTE, "engine: started anew (%s)\n", units_us(took, (rcmd_ms() - start) * 1e3));
     /* A question that the old engine took with it is asked again. */
     if (con->conv.n > 0 && con->conv.messages[con->conv.n - 1].role == CONV_USER)

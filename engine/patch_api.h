@@ -118,7 +118,7 @@ struct rankscope_patch_v1 {
     uint32_t abi;          /* RANKSCOPE_PATCH_ABI */
     uint32_t size;         /* sizeof(struct rankscope_patch_v1) */
     uint32_t call_size;    /* sizeof(struct rankscope_call) */
-    const char *name;      /* letters, digits, '-', '_'; up to 31 */
+    const char *name;      /* letters, digits, '-', '_'; up to 27 */
     const char *kind;
     const char *help;      /* one line */
     void (*run)(const struct rankscope_call *call);

@@ -37,11 +37,11 @@ struct stage {
 };
 
 /* $1 compiler, $2 folder with engine/patch_api.h, $3 source, $4 temporary folder. Exit 41: does not compile; 42: not with its self-test; then
- * whatever becomes of the self-test, which may use 20 seconds of processor time. */
+ * whatever becomes of the self-test, which may use 10 seconds of processor time. Twice that ends also what does not take the hint. */
 #define SCRIPT \
     "\"$1\" -std=gnu11 -O2 -Wall -fPIC -ffp-contract=off -I\"$2\" -shared -o \"$4/patch.so\" \"$3\" -lm || exit 41\n" \
     "\"$1\" -std=gnu11 -O1 -ffp-contract=off -I\"$2\" -o \"$4/selftest\" \"$3\" \"$2/engine/patch_test.c\" \"$2/engine/patch_test_kinds.c\" \"$2/scripts/patches/selftest.c\" -lm || exit 42\n" \
-    "ulimit -t 20; ulimit -c 0; : >\"$4/log\"; exec \"$4/selftest\"\n"
+    "ulimit -H -t 20; ulimit -S -t 10; ulimit -c 0; : >\"$4/log\"; exec \"$4/selftest\"\n"
 enum { DOES_NOT_COMPILE = 41, DOES_NOT_LINK = 42 };
 
 /* The same in CUDA C, where the program itself is the compiler and the self-test: see rs_stage_cuda(). Exit 43: the log says all. */
@@ -225,6 +225,8 @@ static enum rs_result judge(const struct stage *s, int status, bool late, char *
     read_log(s, log, cap);
     if (late)
         return error_set(err, RS_ETIMEOUT, "%s: compiling and self-test took more than %d s", s->path, STAGE_SECONDS);
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU)
+        return error_set(err, RS_EFORMAT, "%s: its self-test does not end: it has computed for too long (a loop?)", s->path);
     if (WIFSIGNALED(status))
         return error_set(err, RS_EFORMAT, "%s: its self-test ended by signal %d (%s)", s->path, WTERMSIG(status), strsignal(WTERMSIG(status)));
     switch (WEXITSTATUS(status)) {
@@ -311,8 +313,10 @@ static enum rs_result enlist(struct engine *e, const struct stage *s, struct pat
     const struct rankscope_patch_v1 *p = dlsym(h, "rankscope_patch");
     if (p == NULL || p->abi != RANKSCOPE_PATCH_ABI || p->size != sizeof *p || p->call_size != sizeof(struct rankscope_call) || p->run == NULL || p->help == NULL)
         return error_set(err, RS_EFORMAT, "%s: written for another interface than %u", s->path, RANKSCOPE_PATCH_ABI);
-    if (p->name == NULL || !good_name(p->name) || p->kind == NULL || !patch_kind(p->kind, false, &kind))
-        return error_set(err, RS_EFORMAT, "%s: name or kind is not allowed (see engine/patch_api.h)", s->path);
+    if (p->name == NULL || !good_name(p->name))
+        return error_set(err, RS_EFORMAT, "%s: the name of a patch is made of letters, digits, '-' and '_', 27 at most, and is not off", s->path);
+    if (p->kind == NULL || !patch_kind(p->kind, false, &kind))
+        return error_set(err, RS_EFORMAT, "%s: its kind is not allowed (see engine/patch_api.h)", s->path);
     *out = enter(e, s, p->name, p->help, (struct op_impl){.kind = kind, .launch = &CPU_USER});
     (*out)->api = p;
     return RS_OK;

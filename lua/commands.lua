@@ -574,6 +574,9 @@ function commands.experts(args)
   rs.core.table(">layer|>1rows|experts taken|>balance|~last row", cells)
 end
 
+-- /restart is through.
+function commands.restarted() core.restarted() end
+
 -- A command that a script has added: "NAME ARGS".
 function commands.added(line)
   local name, args = line:match("^(%S+) (.*)$")

@@ -72,6 +72,13 @@ function rs.connect(name)
   generation = generation + 1
 end
 
+-- The console has another engine now: ids begin anew there, and what belonged to the old one is dead.
+function core.restarted()
+  handle, finished, wanted, lost = nil, {}, {}, false
+  backlog, backlog_first, backlog_last = {}, 1, 0
+  generation = generation + 1
+end
+
 --- Call fn(event) for every event of a type ("token", "done", "state", "stopped", "log", ...) that a wait comes across. It runs as a task of its own: it may
 --- wait, and then goes on beside who waited first. Events have type, id (the stream's) and time_us; tokens have token (-1: text without one), text and
 --- thinking, the others data: what docs/protocol.md says of them (done: event.data.stop). In the console nobody waits while you chat; a task that does so is

@@ -350,6 +350,13 @@ void scr_core_offer(lua_State *L, const struct rs_event *ev)
             take(L, h, ev);
 }
 
+void scr_core_part(lua_State *L)
+{
+    for (struct handle *h = *scr_script_handles(L); h != NULL; h = h->next)
+        if (h->borrowed)
+            h->e = NULL;
+}
+
 bool scr_core_owns(lua_State *L)
 {
     for (struct handle *h = *scr_script_handles(L); h != NULL; h = h->next)

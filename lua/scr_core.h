@@ -16,6 +16,8 @@ struct scr_script;
 void scr_core_read(lua_State *L, int timeout_ms, bool own);
 /* An event that the console has read from its engine. May raise. */
 void scr_core_offer(lua_State *L, const struct rs_event *ev);
+/* Let go of the console's engine, which is about to be closed: handles on it are closed. */
+void scr_core_part(lua_State *L);
 /* Is there an engine that only this state reads from? */
 bool scr_core_owns(lua_State *L);
 

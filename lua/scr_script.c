@@ -372,6 +372,11 @@ double scr_script_turn(struct scr_script *s)
     return due > 0.05 && scr_core_owns(s->L) ? 0.05 : due;
 }
 
+void scr_script_part(struct scr_script *s)
+{
+    scr_core_part(s->L);
+}
+
 void scr_script_event(struct scr_script *s, const struct rs_event *ev)
 {
     if (s->tasks.reading || s->tasks.first == NULL) /* it comes from here; nobody waits for any */
@@ -419,6 +424,8 @@ enum rs_result scr_script_code(struct scr_script *s, const char *code, const cha
     lua_remove(s->L, 1);
     lua_remove(s->L, 1);
     rc = run(s, 0, LUA_MULTRET, trace, err);
+    while (lua_gettop(s->L) > 1 && lua_isnil(s->L, -1)) /* "reply, blob" of what has no blob */
+        lua_pop(s->L, 1);
     int n = lua_gettop(s->L);
     if (rc == RS_OK && n > 0) { /* rs.pretty(values...) prints */
         lua_getglobal(s->L, "rs");

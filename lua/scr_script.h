@@ -53,6 +53,8 @@ enum rs_result scr_script_start(struct scr_script *s, const char *path, unsigned
 /* Give tasks their turns: from the program's loop, when something came from the engine and when it is time. Returns seconds until it is time again;
  * negative: there is no task. */
 double scr_script_turn(struct scr_script *s);
+/* The engine of engine() is about to be closed: nothing of the script touches it any more. */
+void scr_script_part(struct scr_script *s);
 /* Show tasks an event that the program has read from the engine of engine(). */
 void scr_script_event(struct scr_script *s, const struct rs_event *ev);
 

@@ -23,6 +23,18 @@ says "tables are printed with sorted keys" "{a = 1, b = 2}"
 tap_ok "and nothing failed" test $status = 0
 
 console <<'X'
+=rs.ask("Hello", {max_tokens = 2}).stop
+/restart
+=rs.ask("Hello", {max_tokens = 2}).stop .. " again"
+/bisect slot_order=file
+=1, nil, nil
+X
+tap_ok "an engine started anew: nothing fails" test $status = 0
+says "its streams are not those of the old one" "length again"
+says "commands in Lua work on it" "the smallest set that changes the answer: slot_order=file"
+tap_like "what is nil at the end of a line's values is not shown" "$(printf '%s\n' "$out" | tail -n 1)" '^1$'
+
+console <<'X'
 =nonsense(
 X
 says "a syntax error is one" "prompt:1:"

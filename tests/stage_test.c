@@ -42,6 +42,11 @@ struct bad {
     "for(uint32_t e=0;e<c->experts.n;e++)for(int32_t p=c->experts.group[e];p<c->experts.group[e+1];p++)if(c->experts.row[p]==(int32_t)i){any=1;" \
     "s+=c->experts.weight[p]*dot(at(&c->w[0],e,j),c->in[0].data+(size_t)p*c->in[0].stride,c->w[0].k);}if(any)c->out[0].data[i*c->out[0].stride+j]=s;}}\n"
 
+/* For the long form: it takes all the time that it may. */
+static const struct bad ENDLESS_C[] = {
+    {"an endless loop", HEAD "static void run(const struct rankscope_call *c) { for (volatile uint32_t i = c->lo;; i++) {} }\n" TAIL("a", "add"), "does not end"},
+};
+
 static const struct bad BAD_C[] = {
     {"does not compile", HEAD "static void run(const struct rankscope_call *c) { c->nothing; }\n" TAIL("a", "add"), "patch.c:2:"},
     {"exports nothing", HEAD "int x;\n", "does not export"},
@@ -50,6 +55,7 @@ static const struct bad BAD_C[] = {
     {"not a number", HEAD ADD_LOOP("c->out[0].data[i * c->out[0].stride + j] = 0.0f / 0.0f") TAIL("a", "add"), "not a number"},
     {"crashes", HEAD "static void run(const struct rankscope_call *c) { *(volatile int *)8 = (int)c->lo; }\n" TAIL("a", "add"), "signal 11"},
     {"aborts", HEAD "#include <stdlib.h>\nstatic void run(const struct rankscope_call *c) { (void)c; abort(); }\n" TAIL("a", "add"), "signal 6"},
+    {"computes for longer than it may", HEAD "#include <signal.h>\nstatic void run(const struct rankscope_call *c) { (void)c; raise(SIGXCPU); }\n" TAIL("a", "add"), "does not end"},
     {"unknown kind", HEAD NOTHING TAIL("a", "pick_rows"), "kind 'pick_rows' is none of rmsnorm, linear, qkv_a, gate_up, silu_mul, moe_silu_mul, add, rope, kv_store, mla, "
      "index_q, index_store, index_scores, index_topk, router, allreduce, embed, moe_gate_up, moe_down, gather"},
     {"scores of some positions", HEAD ROWS_LOOP("c->out[0].data[i * c->out[0].stride] = 1") TAIL("a", "index_scores"), "leaves a part of its output"},
@@ -337,6 +343,8 @@ int main(void)
         tap_skip_all("no C compiler");
     struct rs_engine *e = talk_open_hosted(MODEL, "\"ranks\":4,\"mode\":\"graph\"", scr_op_host());
     test_bad(e, "patch.c", BAD_C, sizeof BAD_C / sizeof BAD_C[0]);
+    if (getenv("RANKSCOPE_LONG") != NULL)
+        test_bad(e, "patch.c", ENDLESS_C, sizeof ENDLESS_C / sizeof ENDLESS_C[0]);
     test_bad(e, "patch.lua", BAD_LUA, sizeof BAD_LUA / sizeof BAD_LUA[0]);
     test_arguments(e);
     test_examples(e);
