@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "console/cmd_list.h"
+#include "console/daemon.h"
 #include "console/desk.h"
 #include "console/js.h"
 #include "console/oneshot.h"
@@ -31,9 +32,30 @@ static void banner(struct con *con)
     out_printf(con->out, OUT_NOTE, "rankscope %s: %s (%s, %s parameters), %s rank%s%s, %s mode. /help lists the commands.\n",
                PACKAGE_VERSION, name, js_str(m, "arch", "n/a"), units_count(params, js_num(m, "params", NAN)), ranks,
                strcmp(ranks, "1") == 0 ? "" : "s", js_bool(con->info, "simulated", false) ? " (simulated)" : "", mode);
+    if (con->others[0] != '\0')
+        out_printf(con->out, OUT_NOTE, "%s\n", con->others);
     free(ranks);
     free(mode);
     free(name);
+}
+
+/* Engines that a console left running, or that another one has, hold memory: who starts one more should know. */
+static void look_for_others(struct con *con)
+{
+    json_t *list;
+    struct buf names = {0};
+    size_t n = 0;
+    if (daemon_list(&list, NULL) != RS_OK)
+        return;
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *name = js_str(json_array_get(list, i), "name", "");
+        if (con->engine_name == NULL || strcmp(name, con->engine_name) != 0)
+            buf_printf(&names, "%s%s", n++ > 0 ? ", " : "", name);
+    }
+    if (n > 0)
+        snprintf(con->others, sizeof con->others, "engine%s %.40s run%s too (rankscope ps; attach, stop)", n == 1 ? "" : "s", names.text, n == 1 ? "s" : "");
+    buf_fini(&names);
+    json_decref(list);
 }
 
 static enum rs_result take_options(struct con *con, const struct opt_values *v, struct rs_error *err)
@@ -72,6 +94,8 @@ static enum exit_status exec_repl(const struct cmd_entry *self, const struct opt
         return oneshot_fail(&s, &err);
     out_stdio_init(&s.out, stdout, terminal ? stdout : stderr);
     s.out.notes_on_data = !terminal;
+    if (apart)
+        look_for_others(&s.con);
     if (terminal && !opt_set(v, "screen"))
         banner(&s.con);
     rcmd_lua_start(&s.con);

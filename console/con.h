@@ -58,6 +58,7 @@ struct con {
     struct out *out;
     struct rs_engine *engine; /* NULL: none */
     bool remote;              /* it is a process of its own, called engine_name */
+    char others[120];         /* "engine 0 runs too (...)", of the time when this console began; "": none did */
     char *engine_name;
     bool only_looks;               /* another client is in control of it */
     bool took_over;                /* control came to this console: what was said meanwhile is to be read */

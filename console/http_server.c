@@ -240,6 +240,18 @@ static bool from_elsewhere(struct http *h, struct MHD_Connection *conn)
     return h->key == NULL && ((origin != NULL && !is_local(origin)) || (host != NULL && !is_local(host)));
 }
 
+/* An address that is none is answered with those that there are. */
+static void refuse_address(struct incoming *in, const char *method, const char *url)
+{
+    struct buf have = {0};
+    for (const struct route *r = s_routes; r->path != NULL; r++)
+        buf_printf(&have, "%s%s %s", have.len > 0 ? ", " : "", r->post ? "POST" : "GET", r->path);
+    char *text = xasprintf("there is nothing at %.8s %.120s; there is %s", method, url, have.text);
+    refuse(in, 404, "not_found_error", NULL, text);
+    free(text);
+    buf_fini(&have);
+}
+
 static void check_head(struct http *h, struct MHD_Connection *conn, const char *url, const char *method, struct incoming *in)
 {
     const struct route *r = s_routes;
@@ -252,7 +264,7 @@ static void check_head(struct http *h, struct MHD_Connection *conn, const char *
     else if ((in->route == NULL || !in->route->open) && !has_key(h, conn))
         refuse(in, 401, "authentication_error", "invalid_api_key", "the key is missing or wrong: Authorization: Bearer KEY");
     else if (in->route == NULL)
-        refuse(in, 404, "not_found_error", NULL, "there is nothing at this address");
+        refuse_address(in, method, url);
     else if (in->route->post ? strcmp(method, "POST") != 0 : !get)
         refuse(in, 405, "invalid_request_error", NULL, in->route->post ? "this address takes POST" : "this address takes GET");
 }
@@ -275,13 +287,18 @@ static void keep_body(struct http *h, struct incoming *in, const char *data, siz
         buf_add(&in->body, data, n);
 }
 
-static bool known_model(struct http *h, const char *name)
+/* Refuse a request for a model that is not the one here. */
+static void check_model(struct http *h, struct incoming *in, const char *name)
 {
     pthread_mutex_lock(&h->lock);
     const char *slash = strrchr(h->path, '/');
     bool known = name == NULL || strcmp(name, h->model) == 0 || strcmp(name, h->path) == 0 || (slash != NULL && strcmp(name, slash + 1) == 0);
+    if (!known) {
+        char *text = xasprintf("there is no such model here; there is %.200s", h->model);
+        refuse(in, 404, "invalid_request_error", "model_not_found", text);
+        free(text);
+    }
     pthread_mutex_unlock(&h->lock);
-    return known;
 }
 
 /* The body is here: check it and hand the call over. */
@@ -296,8 +313,8 @@ static enum MHD_Result take_call(struct http *h, struct MHD_Connection *conn, st
         refuse(in, 503, "service_unavailable_error", NULL, phase == HTTP_LOADING ? "the model is being loaded" : "the server is shutting down");
     else if (q->route != HTTP_METRICS)
         in->bad = !api_parse(in->route->api, in->body.text != NULL ? in->body.text : "", in->body.len, &q->api, &in->error);
-    if (!in->bad && !known_model(h, q->api.model))
-        refuse(in, 404, "invalid_request_error", "model_not_found", "there is no such model here; GET /v1/models names the one there is");
+    if (!in->bad)
+        check_model(h, in, q->api.model);
     buf_fini(&in->body);
     pthread_mutex_lock(&h->lock);
     if (!in->bad && h->n_calls >= h->limits.calls)

@@ -227,6 +227,8 @@ static void draw_panel(struct tui *t, int panel)
         if (t->chat.n == 0)
             grid_str(&t->grid, r.y, r.x, r.w, ROLE_DIM,
                      t->read_only ? "This console only looks." : "Say something to the model, or /help.");
+        if (t->chat.n == 0 && r.h > 1)
+            grid_str(&t->grid, r.y + 1, r.x, r.w, ROLE_DIM, t->con->others);
         break;
     case TUI_RANKS: tui_draw_ranks(t, r); break;
     case TUI_ALLREDUCE: tui_draw_allreduce(t, r); break;

@@ -22,7 +22,7 @@ const struct opt tui_table[] = {
      .type = OPT_STRING,
      .arg = "NAME",
      .help = "which panels stand where: desk, watch, patch, ops, serve, chat, all, a kept name, or a text such as chat*3/ranks"},
-    {.name = "screen", .type = OPT_STRING, .arg = "WxH", .help = "panels of that size without a terminal, for scripts and tests"},
+    {.name = "screen", .type = OPT_STRING, .arg = "WxH", .help = "panels of that size without a terminal, for scripts and tests; what is done there is said by --keys"},
     {.name = "keys", .type = OPT_FILE, .arg = "FILE", .help = "with --screen: keys and steps, one a line"},
     {.name = "fake-time", .type = OPT_FLAG, .help = "with --screen: time passes only where the steps say so"},
     {0},

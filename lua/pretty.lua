@@ -16,6 +16,22 @@ local function sorted_keys(t)
   return keys
 end
 
+-- Many short values, such as a histogram, in lines instead of one a line.
+local function lines_of(parts, indent)
+  local out, line = {}, nil
+  for i, p in ipairs(parts) do
+    local item = i < #parts and p .. "," or p
+    if line and #indent + 2 + #line + 1 + #item > 100 then
+      out[#out + 1] = line
+      line = item
+    else
+      line = line and line .. " " .. item or item
+    end
+  end
+  out[#out + 1] = line
+  return "{\n" .. indent .. "  " .. table.concat(out, "\n" .. indent .. "  ") .. "\n" .. indent .. "}"
+end
+
 local function render(v, depth, indent, seen)
   if type(v) == "string" then return (string.format("%q", v):gsub("\\\n", "\\n")) end
   if type(v) ~= "table" then return tostring(v) end
@@ -25,7 +41,7 @@ local function render(v, depth, indent, seen)
   if next(v) == nil then return "{}" end
   if depth == 0 then return "{...}" end
   seen[v] = true
-  local parts, n = {}, 0
+  local parts, n, short = {}, 0, true
   for _, k in ipairs(sorted_keys(v)) do
     n = n + 1
     if n > 200 then
@@ -33,11 +49,14 @@ local function render(v, depth, indent, seen)
       break
     end
     local text = render(v[k], depth - 1, indent .. "  ", seen)
-    parts[#parts + 1] = math.type(k) == "integer" and k == n and text or key_text(k) .. " = " .. text
+    local item = math.type(k) == "integer" and k == n
+    short = short and item and type(v[k]) ~= "table"
+    parts[#parts + 1] = item and text or key_text(k) .. " = " .. text
   end
   seen[v] = nil
   local flat = "{" .. table.concat(parts, ", ") .. "}"
   if #flat + #indent <= 100 and not flat:find("\n", 1, true) then return flat end
+  if short then return lines_of(parts, indent) end
   return "{\n" .. indent .. "  " .. table.concat(parts, ",\n" .. indent .. "  ") .. "\n" .. indent .. "}"
 end
 

@@ -98,6 +98,21 @@ END
     fi
 done
 tap_eq "$rounds engines killed while an answer runs: the console starts another and goes on" $lost 0
+
+# What a console left running holds memory: who starts one more is told.
+cat >steps <<'END'
+expect > 
+send /detach\r
+exit 0
+END
+"$pty" steps "$prog" --plain --workers 1 >screen 2>&1
+sed 's/detach/quit/' steps >quit
+"$pty" quit "$prog" --plain --workers 1 >screen 2>&1
+tap_like "a console says which engines run already" "$(cat screen)" 'engine 0 runs too \(rankscope ps'
+"$prog" stop 2>err || tap_diag "$(cat err)"
+"$pty" quit "$prog" --plain --workers 1 >screen 2>&1
+tap_ok "and nothing where none does" sh -c '! grep -q "runs too" screen'
+
 tap_eq "no engine is left" "$("$prog" ps 2>&1)" "no engine is running"
 tap_eq "no socket is left" "$(find "$XDG_RUNTIME_DIR" -name '*.sock')" ""
 tap_eq "no shared memory is left" "$(shm)" "$before"

@@ -35,6 +35,12 @@ says "commands in Lua work on it" "the smallest set that changes the answer: slo
 tap_like "what is nil at the end of a line's values is not shown" "$(printf '%s\n' "$out" | tail -n 1)" '^1$'
 
 console <<'X'
+=(function() local t = {} for i = 1, 60 do t[i] = i * 100 end return {list = t} end)()
+X
+tap_eq "many short values share lines" "$(printf '%s\n' "$out" | wc -l)" 8
+tap_ok "of 100 columns" sh -c '! printf "%s\n" "$1" | grep -q "^.\{101\}"' - "$out"
+
+console <<'X'
 =nonsense(
 X
 says "a syntax error is one" "prompt:1:"
