@@ -21,6 +21,7 @@ c_tests = \
 	tests/load_watch_test \
 	tests/make_test \
 	tests/matmul_test \
+	tests/msg_mutate \
 	tests/pool_test \
 	tests/probe_test \
 	tests/quant_test \
@@ -114,6 +115,7 @@ tests_invariance_test_CPPFLAGS = $(drill_flags)
 tests_rankscope_drill_SOURCES = console/main.c $(drills)
 tests_rankscope_drill_CPPFLAGS = $(drill_flags)
 tests_rankscope_drill_LDADD = $(rankscope_LDADD)
+tests_msg_mutate_SOURCES = tests/msg_mutate.c $(talk)
 tests_swap_test_SOURCES = tests/swap_test.c $(talk)
 tests_swap_test_LDADD = $(hosting)
 tests_weights_test_SOURCES = tests/weights_test.c $(talk)
