@@ -39,7 +39,7 @@ enum rs_result cuda_logits_open(struct cuda *c, struct rs_error *err)
 {
     const size_t rows = (size_t)c->n_ranks * c->lim.max_logits;
     const unsigned how = cudaHostAllocPortable | cudaHostAllocMapped;
-    cudaError_t e = cudaHostAlloc((void **)&c->full, (size_t)c->lim.max_logits * c->hp->vocab * sizeof(float), cudaHostAllocPortable);
+    cudaError_t e = cudaHostAlloc((void **)&c->full, (size_t)c->lim.max_logits * c->hp->vocab * sizeof(float), how);
     if (e == cudaSuccess)
         e = cudaHostAlloc((void **)&c->top, rows * sizeof *c->top, how);
     if (e == cudaSuccess)
@@ -89,6 +89,19 @@ static cudaError_t copy_part(const struct cuda *c, const struct cuda_gpu *g, con
         return cudaSuccess;
     return cudaMemcpy2DAsync(c->full + (size_t)row * c->hp->vocab + v.from, c->hp->vocab * sizeof(float), r->buf[BUF_LOGITS] + row * pitch,
                              pitch * sizeof(float), (v.to - v.from) * sizeof(float), n, cudaMemcpyDeviceToHost, g->stream);
+}
+
+/* A lone row's logits of a kernel that can write them to host memory while it makes them: where they go, and the op that would copy them is done; NULL if they
+ * stay. */
+float *cuda_logits_beside(struct cuda_walk *w, const struct cuda_rank *r)
+{
+    const struct op *next = cuda_op_ahead(w, 1);
+    const struct shard_range v = w->c->shard->vocab[r->rank];
+    if (!w->fuse || w->n_logits != 1 || w->g->n_local != 1 || next == NULL || next->kind != OP_GATHER || next->in[0].buf != w->op->out[0].buf ||
+        cuda_op_is_user(w, next) || cuda_logits_looks(w->s) != CUDA_GATHER)
+        return NULL;
+    w->done[next->index] = true;
+    return w->c->full + v.from;
 }
 
 enum rs_result cuda_logits_gather(struct cuda_walk *w, struct cuda_rank *r)

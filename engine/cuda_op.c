@@ -1,11 +1,12 @@
 /* Launching the list of ops: which kernel an op becomes, and which neighbours become one. The ledger of fusion:
  *
- *   allreduce, residual, norm            one join
+ *   allreduce, residual, norm            one join; for one row also over the copy of rows before the last norm
  *   q_norm, kv_store, q_b                one launch (q_b for one row); kv_store is done early, which nobody notices: its input is ready
  *   q_rope                               inside the attention's first kernel, written back in place
  *   q_norm, q_b, q_rope, kv_store, mla   one launch, for one row on one rank of a GPU where q_b is small; z stays without norm and rotation
  *   gate_up, act (and the shared expert) one launch
  *   exps.down, shexp.down                one launch
+ *   head, gather                         one launch, for one row on one rank of a GPU: logits go to the host while they are made
  *
  * One row on one rank, where a reduce has nothing to sum:
  *
@@ -330,7 +331,7 @@ static enum rs_result run_op(struct cuda_walk *w)
         w->norm = op;
         return RS_OK;
     }
-    if (op->kind == OP_ALLREDUCE || op->kind == OP_ADD || (op->kind == OP_RMSNORM && op->in[0].buf != BUF_Z))
+    if (cuda_op_join_begins(w))
         return cuda_op_join(w);
     const bool with_kv = op->kind == OP_RMSNORM && fuse && cuda_op_next_is(w, 3, OP_KV_STORE);
     if (op->kind == OP_RMSNORM) {

@@ -155,7 +155,8 @@ static inline bool cuda_op_is_user(const struct cuda_walk *w, const struct op *o
 /* cuda_probe.c: launch the observers that stand behind an op; -1: before the first. */
 enum rs_result cuda_probe_at(struct cuda_walk *w, int op);
 
-/* cuda_op_join.c. From the op at hand on: all-reduce, add and norm as far as they follow each other. nccl: a reduce of one rank per GPU. */
+/* cuda_op_join.c. From the op at hand on, where that begins one: all-reduce, add and norm as far as they follow each other. nccl: a reduce of one rank per GPU. */
+bool cuda_op_join_begins(const struct cuda_walk *w);
 enum rs_result cuda_op_join(struct cuda_walk *w);
 enum rs_result cuda_op_nccl(struct cuda_walk *w, struct cuda_rank *r, const struct op_ref *ref);
 
@@ -164,6 +165,7 @@ enum rs_result cuda_op_span(struct cuda_walk *w, const struct op_ref *ref);
 
 /* cuda_logits.c: a rank's part of the logits, to the host or looked at. */
 enum rs_result cuda_logits_gather(struct cuda_walk *w, struct cuda_rank *r);
+float *cuda_logits_beside(struct cuda_walk *w, const struct cuda_rank *r);
 
 /* cuda_op_linear.c. takes_norm: can the kernel for op (the one after norm) begin with the norm? */
 bool cuda_op_slots_takes_norm(struct cuda_walk *w, struct cuda_rank *r, const struct op *op, const struct op *norm);

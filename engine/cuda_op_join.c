@@ -133,10 +133,32 @@ static uint16_t *halves_of(const struct cuda_walk *w, const struct cuda_rank *r,
     return out->col == 0 && out->width == 0 && at < w->prog->n_ops ? cuda_op_halves_for(w, r, out->buf, &w->prog->ops[at], rows, &j->half_scale) : NULL;
 }
 
+/* The norm n places on: of what the ops before it leave at `now`. In a step of one row the rows of the output are that row, so that its norm may take it from
+ * where it is. *skip: a copy of rows that is left out for it. */
+static const struct op *norm_ahead(const struct cuda_walk *w, uint32_t n, const struct op_ref *now, const struct op **skip)
+{
+    const struct op *op = cuda_op_ahead(w, n);
+    *skip = NULL;
+    if (cuda_op_next_is(w, n, OP_PICK_ROWS) && w->fuse && w->rows == 1 && w->n_logits == 1 && same_ref(&op->in[0], now) && !cuda_op_is_user(w, op) &&
+        !cuda_op_observed(w, op)) {
+        *skip = op;
+        now = &op->out[0];
+        op = cuda_op_ahead(w, ++n);
+    }
+    return (n == 0 || w->fuse) && cuda_op_next_is(w, n, OP_RMSNORM) && same_ref(&op->in[0], now) && !cuda_op_is_user(w, op) ? op : NULL;
+}
+
+bool cuda_op_join_begins(const struct cuda_walk *w)
+{
+    const struct op *op = w->op, *skip;
+    return op->kind == OP_ALLREDUCE || op->kind == OP_ADD || (op->kind == OP_RMSNORM && op->in[0].buf != BUF_Z) ||
+           (op->kind == OP_PICK_ROWS && norm_ahead(w, 0, &op->in[0], &skip) != NULL);
+}
+
 /* From the op at hand on: all-reduce, add and norm as far as they follow each other; without fusing only the first. */
 enum rs_result cuda_op_join(struct cuda_walk *w)
 {
-    const struct op *reduce = w->op->kind == OP_ALLREDUCE ? w->op : NULL, *add = NULL, *norm = NULL;
+    const struct op *reduce = w->op->kind == OP_ALLREDUCE ? w->op : NULL, *add = NULL, *norm = NULL, *skip = NULL;
     const struct op_ref *from = &w->op->in[0], *now = from;
     uint32_t n = reduce != NULL, gpus_apart = w->c->n_gpus > 1 || w->c->lim.peers > 1;
     if ((n == 0 || w->fuse) && cuda_op_next_is(w, n, OP_ADD) && same_ref(&cuda_op_ahead(w, n)->in[0], now) &&
@@ -144,9 +166,8 @@ enum rs_result cuda_op_join(struct cuda_walk *w)
         add = cuda_op_ahead(w, n++);
         now = &add->out[0];
     }
-    if ((n == 0 || w->fuse) && cuda_op_next_is(w, n, OP_RMSNORM) && same_ref(&cuda_op_ahead(w, n)->in[0], now) &&
-        !cuda_op_is_user(w, cuda_op_ahead(w, n)))
-        norm = cuda_op_ahead(w, n++);
+    norm = norm_ahead(w, n, now, &skip);
+    n += (norm != NULL) + (norm != NULL && skip != NULL);
     for (uint32_t i = 1; i < n; i++)
         w->done[w->op->index + i] = true;
     cuda_op_arm(w, &w->g->local[0]);

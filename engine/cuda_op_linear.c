@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "engine/cuda_op.h"
+#include "kernels/cuda/head.h"
 
 enum rs_result cuda_op_linear(struct cuda_walk *w, struct cuda_rank *r)
 {
@@ -29,6 +30,10 @@ enum rs_result cuda_op_linear(struct cuda_walk *w, struct cuda_rank *r)
     if (many) {
         w->where = (struct cuda_where){__FILE__, __LINE__};
         return cuda_op_after(w, kcu_gemm(&w->l, &a), kcu_gemm_kernels(&w->l, &a));
+    }
+    if (cuda_op_next_is(w, 1, OP_GATHER) && kcu_head_takes(&a)) {
+        CUDA_OP_RUN(kcu_head(&w->l, &a, cuda_logits_beside(w, r)));
+        return RS_OK;
     }
     const struct cuda_residual to = cuda_op_residual(w, r, 1);
     a.x = to.x;

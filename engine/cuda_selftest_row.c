@@ -1,5 +1,6 @@
 /* Self-tests of what is special for one row: kernels that begin with what would be a launch of its own give the same bits as the launches apart. */
 #include "engine/cuda_check.h"
+#include "kernels/cuda/head.h"
 
 enum { WIDTH = 512, ROWS = 72, LOCAL = 6, USED = 4, FF = 512, OUT = 132 };
 
@@ -103,6 +104,31 @@ static void check_whole(struct check *t, uint32_t rows, uint32_t k)
     a.y = y2;
     if (good(t, kcu_linear(&t->l, &a), "product of two rows"))
         result(t, apart(fetch(t, y1, rows * 4), fetch(t, y2, rows * 4), rows), 1e-5, "one row of %u x %u, all weights at once", rows, k);
+    release(t);
+}
+
+/* A head has the bits of the product, and leaves them in host memory too. */
+static void check_head(struct check *t, uint32_t rows, uint32_t k)
+{
+    struct kcu_mat m = {.type = KRN_Q8_0, .rows = rows, .k = k, .n_mats = 1, .pitch = kcu_pitch(KRN_Q8_0, k)};
+    const size_t bytes = rows * sizeof(float), q8 = krn_q8_row_bytes(k);
+    uint8_t *w = device(t, NULL, rows * m.pitch), *xq = device(t, NULL, q8);
+    struct kcu_rows_in in = {.x = device(t, randoms(t, k), k * 4), .pitch = k, .q8 = xq, .q8_pitch = q8};
+    float *y[2] = {device(t, NULL, bytes), device(t, NULL, bytes)}, *beside = NULL;
+    m.w = w;
+    struct kcu_linear a = {.n_mats = 1, .m = {m}, .in = in, .n = 1, .y = y[0], .y_pitch = rows};
+    if (!good(t, cudaHostAlloc((void **)&beside, bytes + 4, cudaHostAllocMapped), "pinned memory"))
+        return;
+    memset(beside, 0xff, bytes + 4);
+    bool ran = good(t, kcu_random(&t->l, m.type, k, rows, 0.02f, 0, 7, w), "weights") && good(t, kcu_quantise(&t->l, &in, 1, k, xq), "int8") &&
+               good(t, kcu_linear(&t->l, &a), "product");
+    a.y = y[1];
+    ran = ran && good(t, kcu_head(&t->l, &a, beside), "head");
+    if (ran) {
+        const float *want = fetch(t, y[0], bytes), *got = fetch(t, y[1], bytes);
+        result(t, differ(want, got, bytes) + differ(want, beside, bytes) + !isnan(beside[rows]), 0, "head of %u x %u", rows, k);
+    }
+    (void)cudaFreeHost(beside);
     release(t);
 }
 
@@ -392,12 +418,16 @@ void cuda_selftest_row(struct check *t)
 
     check_whole(t, 2624, 6144);
     check_whole(t, 6143, 2048);
+    check_head(t, 101, 2048);
+    check_head(t, 333, 6144);
     check_product(t, KRN_Q8_0);
     check_product(t, KRN_Q5_K);
     check_choice(t, LOCAL, true, true);
     check_choice(t, 64, true, true); /* most experts elsewhere */
     if (t->small)
         return;
+    check_head(t, 160001, 2048); /* several stores a warp */
+    check_head(t, 19360, 6144);
     check_query(t, 20, 192, 768, 512);
     check_query(t, 20, 192, 768, 385);
     check_latents(t, 200, 1536, KCU_CACHE_BF16);

@@ -59,6 +59,7 @@ CUDA_SOURCES = \
 	kernels/cuda/gemm_half.cu \
 	kernels/cuda/gemm_wide.cu \
 	kernels/cuda/halve.cu \
+	kernels/cuda/head.cu \
 	kernels/cuda/heads.cu \
 	kernels/cuda/heads_async.cu \
 	kernels/cuda/index.cu \
@@ -92,6 +93,7 @@ EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/formats.cuh \
 	kernels/cuda/gemm.cuh \
 	kernels/cuda/halve.cuh \
+	kernels/cuda/head.h \
 	kernels/cuda/norm.cuh \
 	kernels/cuda/reduce.cuh \
 	kernels/cuda/route_parts.cuh \

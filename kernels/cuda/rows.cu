@@ -189,20 +189,21 @@ extern "C" cudaError_t kcu_random(const struct kcu_launch *l, uint32_t type, uin
     return cudaGetLastError();
 }
 
+/* blockIdx: row, part of it. */
 static __global__ void rows_kernel(const struct kcu_mat m, const int32_t *ids, uint32_t first, float *y, size_t pitch, uint32_t width,
                                    uint64_t *at)
 {
     pdl_release();
     pdl_wait();
     stamp(at);
-    const uint32_t id = (uint32_t)ids[blockIdx.x];
+    const uint32_t id = (uint32_t)ids[blockIdx.x], self = blockIdx.y * blockDim.x + threadIdx.x, all = gridDim.y * blockDim.x;
     y += blockIdx.x * pitch;
     if (m.w == nullptr || id < first || id - first >= m.rows) {
-        for (uint32_t i = threadIdx.x; i < width; i += blockDim.x)
+        for (uint32_t i = self; i < width; i += all)
             y[i] = 0;
         return;
     }
-    values_of(m.type, m.w + (size_t)(id - first) * m.pitch, m.k, threadIdx.x, blockDim.x, y, 1);
+    values_of(m.type, m.w + (size_t)(id - first) * m.pitch, m.k, self, all, y, 1);
 }
 
 extern "C" cudaError_t kcu_rows(const struct kcu_launch *l, const struct kcu_mat *m, const int32_t *ids, uint32_t n, uint32_t first,
@@ -210,7 +211,8 @@ extern "C" cudaError_t kcu_rows(const struct kcu_launch *l, const struct kcu_mat
 {
     if (n == 0)
         return cudaSuccess;
-    return launch(l, rows_kernel, dim3(n), dim3(128), 0, 0, *m, ids, first, y, y_pitch, width, l->stamp);
+    const bool few = n <= 8; /* a multiprocessor alone takes longer to write a row than to read it */
+    return launch(l, rows_kernel, dim3(n, few ? 16 : 1), dim3(few ? 32 : 128), 0, 0, *m, ids, first, y, y_pitch, width, l->stamp);
 }
 
 /* Four values a thread; eight threads are one 32-value block. */
