@@ -367,6 +367,12 @@ enum rs_result cuda_all(struct cuda *c, void (*work)(struct cuda_gpu *), struct 
 {
     for (uint32_t i = 0; i < c->n_gpus; i++)
         c->gpu[i].rc = RS_OK;
+    if (cuda_alone(c)) {
+        work(&c->gpu[0]);
+        if (c->gpu[0].rc != RS_OK && err != NULL)
+            *err = c->gpu[0].err;
+        return c->gpu[0].rc;
+    }
     pthread_mutex_lock(&c->lock);
     c->work = work;
     c->running = c->n_gpus;

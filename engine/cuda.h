@@ -1,8 +1,8 @@
 /* The CUDA backend's inside: GPUs, ranks, buffers, how a step is launched. Only files cuda*.c and comm_nccl.c include this.
  *
- * A GPU has one host thread, one stream and one or more ranks. Ranks of one GPU are launched one after the other, op by op, so that more ranks than
- * GPUs never wait for each other; between GPUs ranks wait inside the all-reduce kernels. Everything a step reads that changes from step to step
- * (tokens, positions, block tables) lies in one block of memory at a fixed place, copied before the step, so a captured graph stays valid. */
+ * A GPU has one host thread (which a lone one hardly needs), one stream and one or more ranks. Ranks of one GPU are launched one after the other, op by op, so
+ * that more ranks than GPUs never wait for each other; between GPUs ranks wait inside the all-reduce kernels. Everything a step reads that changes from step to
+ * step (tokens, positions, block tables) lies in one block of memory at a fixed place, copied before the step, so a captured graph stays valid. */
 #ifndef RANKSCOPE_ENGINE_CUDA_H
 #define RANKSCOPE_ENGINE_CUDA_H
 
@@ -267,7 +267,14 @@ uint32_t cuda_buf_width(const struct cuda *c, enum op_buf b, uint32_t rank);
 /* Record a failure of a CUDA call in err: RS_ENOMEM or RS_EENGINE. */
 enum rs_result cuda_fail(struct rs_error *err, cudaError_t e, const char *what, int device);
 
-/* Run work on every GPU's thread and wait; the first error wins. */
+/* One GPU whose work the control thread does itself: nobody has to be woken, which takes as long as several layers. Not while weights are loaded or other hosts
+ * are waited for, since the control thread looks around then. */
+static inline bool cuda_alone(const struct cuda *c)
+{
+    return c->n_gpus == 1 && c->lim.loading == NULL && !c->span.waits;
+}
+
+/* Run work on every GPU's thread (alone: on this one) and wait; the first error wins. */
 enum rs_result cuda_all(struct cuda *c, void (*work)(struct cuda_gpu *), struct rs_error *err);
 
 /* cuda_load.c: allocate and fill the weights of a GPU's ranks; the calling thread has that GPU current. */

@@ -242,7 +242,7 @@ static enum rs_result run_gpu(struct cuda_gpu *g)
         e = cuda_logits_follow(g, s);
     if (e != cudaSuccess && rc == RS_OK)
         rc = cuda_fail(&g->err, e, "step", g->device);
-    return rc == RS_OK ? cuda_span_wait(g, c->span.waits ? g->nccl : NULL, s->prog, &g->err) : rc;
+    return rc == RS_OK && !cuda_alone(c) ? cuda_span_wait(g, c->span.waits ? g->nccl : NULL, s->prog, &g->err) : rc;
 }
 
 static void job_step(struct cuda_gpu *g)
@@ -250,6 +250,21 @@ static void job_step(struct cuda_gpu *g)
     g->rc = run_gpu(g);
     if (g->rc != RS_OK && g->c->span.waits)
         cuda_span_leave(g); /* its sums will not come: who waits for them in NCCL need not */
+}
+
+/* On a lone GPU: what there is to do meanwhile is done when all is launched. */
+static enum rs_result walk_alone(struct cuda *c, struct rs_error *err)
+{
+    const struct cuda_gpu *g = &c->gpu[0];
+    enum rs_result rc = cuda_all(c, job_step, err);
+    if (rc != RS_OK)
+        return rc;
+    for (bool more = c->meanwhile != NULL; more && cudaStreamQuery(g->stream) == cudaErrorNotReady;) {
+        (void)cudaGetLastError(); /* "not ready" is no error, but counts as the last one */
+        more = c->meanwhile(c->meanwhile_arg);
+    }
+    cudaError_t e = cudaStreamSynchronize(g->stream);
+    return e == cudaSuccess ? RS_OK : cuda_fail(err, e, "step", g->device);
 }
 
 /* An op lasts from its first kernel's start to the start of the next op that launched one; of a reduce that took the residual along, up to where its
@@ -408,7 +423,7 @@ enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, stru
     cuda_span_begin(c, s);
     c->meanwhile = c->lim.span == NULL && s->hook == NULL ? s->meanwhile : NULL;
     c->meanwhile_arg = s->meanwhile_arg;
-    rc = s->hook != NULL ? walk_held(c, s, err) : cuda_all(c, job_step, err);
+    rc = s->hook != NULL ? walk_held(c, s, err) : cuda_alone(c) ? walk_alone(c, err) : cuda_all(c, job_step, err);
     c->meanwhile = NULL;
     c->stuck.asks = false;
     c->epoch += c->gpu[0].n_reduces;
