@@ -63,7 +63,10 @@ local function resumable(nb, what, fn)
     local got = table.pack(fn(state))
     finished = true
     return table.unpack(got, 1, got.n)
-  end, function() nb:keep(key, not finished and next(state) and state or nil) end))
+  end, function()
+    nb:keep(key, not finished and next(state) and state or nil)
+    if not finished and next(state) then print("stopped; the same command goes on from here") end
+  end))
   return table.unpack(r, 1, r.n)
 end
 
@@ -235,7 +238,8 @@ end
 
 function commands.triage(args)
   local triage = require "triage"
-  triage.report(triage.run{prompts = args ~= "" and {args} or nil})
+  print("evidence:")
+  triage.report(triage.run{prompts = args ~= "" and {args} or nil, progress = triage.tell}, true)
 end
 
 -- ---- looking inside ------------------------------------------------------------------------------------------------------------------

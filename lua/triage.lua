@@ -299,7 +299,7 @@ local function verdict(self)
 end
 
 --- Find the op that makes the output bad, under the configuration that is set. Options: prompts (questions; some of the shipped model's by default), all (go on
---- after the first finding), progress = function(name, seconds, text).
+--- after the first finding), progress = function(name, seconds, text, found).
 ---@param opts? table
 ---@return table verdict ("guilty", "healthy", "unexplained"), op, site, slot, ranks, reason, findings, steps, seconds
 ---> local r = require("triage").run{prompts = {"What is 2 + 2?"}}; print(r.verdict)
@@ -330,7 +330,7 @@ function triage.run(opts)
       end
       for k = had + 1, #self.findings do self.findings[k].n = k end
       steps[#steps + 1] = {name = c[1], seconds = rs.now() - t, text = said, found = #self.findings > had}
-      if o.progress then o.progress(c[1], steps[#steps].seconds, said) end
+      if o.progress then o.progress(c[1], steps[#steps].seconds, said, steps[#steps].found) end
       if #self.findings > 0 and not o.all and n >= 4 then break end
     end
   end
@@ -339,13 +339,21 @@ function triage.run(opts)
           hints = self.hints, seconds = rs.now() - t0}
 end
 
---- Print the result of triage.run.
+--- A progress function for triage.run that prints each piece of evidence as it comes.
+---@param name string
+---@param seconds number
+---@param text string
+---@param found boolean
+function triage.tell(name, seconds, text, found) print(("  %s %5.2f s  %s: %s"):format(found and "!" or " ", seconds, name, text)) end
+
+--- Print the result of triage.run; told: its evidence was printed by triage.tell.
 ---@param r table
+---@param told? boolean
 ---> local t = require "triage"; t.report(t.run{prompts = {"What is 2 + 2?"}})
-function triage.report(r)
+function triage.report(r, told)
   check.want("triage.report", "r", r, "table")
-  print("evidence:")
-  for _, s in ipairs(r.steps) do print(("  %s %5.2f s  %s: %s"):format(s.found and "!" or " ", s.seconds, s.name, s.text)) end
+  if not told then print("evidence:") end
+  for _, s in ipairs(told and {} or r.steps) do triage.tell(s.name, s.seconds, s.text, s.found) end
   for _, h in ipairs(r.hints) do print("  hint: " .. h) end
   if r.verdict == "guilty" then
     print(("verdict: %s%s"):format(r.op, r.site and r.site ~= r.op and " (first at " .. r.site .. ")" or ""))

@@ -46,4 +46,23 @@ for when in fast always; do
 done
 triage --ranks x
 tap_ok "a wrong option is an error" grep -q "a number expected" "$TEST_SCRATCH/err"
+# At a terminal the evidence comes as it is found; what is stopped half way says that the same command goes on.
+cat >"$TEST_SCRATCH/steps" <<'END'
+expect > 
+send /triage\r
+expect symptom: 0 of
+send \x03
+expect error: interrupted
+expect > 
+send /exp mla=absorbed,off mode=eager,graph repeats=40\r
+expect arms,
+send \x03
+expect the same command goes on from here
+expect > 
+send \x04
+exit 0
+END
+tap_ok "evidence is told as it comes, and how to go on" \
+    env TERM=xterm INPUTRC=/dev/null "$abs_builddir/tests/pty" "$TEST_SCRATCH/steps" "$abs_builddir/rankscope" --plain --local
+
 tap_done

@@ -620,14 +620,22 @@ function rs_notebook_book:kept(what) end
 function rs_notebook_book:markdown() end
 
 ---Find the op that makes the output bad, under the configuration that is set. Options: prompts (questions; some of the shipped model's by default), all (go on
----after the first finding), progress = function(name, seconds, text).
+---after the first finding), progress = function(name, seconds, text, found).
 ---@param opts? table
 ---@return table verdict ("guilty", "healthy", "unexplained"), op, site, slot, ranks, reason, findings, steps, seconds
 function triage.run(opts) end
 
----Print the result of triage.run.
+---A progress function for triage.run that prints each piece of evidence as it comes.
+---@param name string
+---@param seconds number
+---@param text string
+---@param found boolean
+function triage.tell(name, seconds, text, found) end
+
+---Print the result of triage.run; told: its evidence was printed by triage.tell.
 ---@param r table
-function triage.report(r) end
+---@param told? boolean
+function triage.report(r, told) end
 
 ---The position of a row in its sequence.
 ---@param row integer
