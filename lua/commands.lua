@@ -52,6 +52,14 @@ end
 
 local function book() return notebook.open() end
 
+-- For what gives its result here and now: where no notebook can be written, it is not kept.
+local function book_if_any()
+  local ok, nb = pcall(notebook.open)
+  if ok then return nb end
+  print("what is found is not kept: " .. (type(nb) == "table" and nb.msg or tostring(nb)))
+  return notebook.open(":memory:")
+end
+
 -- Run fn(state). When it is stopped, the state stays in the notebook, and the same command goes on from it.
 local function resumable(nb, what, fn)
   local key = what .. " on " .. rs.call("info").model.hash .. " " .. exp.name(rs.state().patches)
@@ -84,7 +92,7 @@ function commands.exp(args)
   end
   if next(factors) == nil then error("usage: /exp FACTOR=LEVEL,LEVEL... [repeats=N] [: QUESTION; QUESTION...]", 0) end
   local last = rs.now()
-  local nb <close> = book()
+  local nb <close> = book_if_any()
   local r = resumable(nb, "/exp " .. args, function(state)
     return exp.run{factors = factors, repeats = repeats, prompts = split(tail or QUESTION, ";"), state = state, progress = function(done, total, left)
       if rs.now() - last < 2 then return end
@@ -95,7 +103,8 @@ function commands.exp(args)
   print(exp.table(r))
   print(exp.effects_text(r))
   for _, s in ipairs(r.sentences) do print(s) end
-  print(("experiment %d in the notebook"):format(nb:experiment(trim(head), r)))
+  local id = nb:experiment(trim(head), r)
+  if nb.path ~= ":memory:" then print(("experiment %d in the notebook"):format(id)) end
 end
 
 function commands.bisect(args)
@@ -109,7 +118,7 @@ function commands.bisect(args)
     rs.patch.reset()
     return ids()
   end)
-  local nb <close> = book()
+  local nb <close> = book_if_any()
   local found, probes = resumable(nb, "/bisect " .. exp.name(patches) .. " : " .. question, function(known)
     return exp.bisect(patches, function() return ids() ~= good end, function(c, bad, left)
       print(("%-60s %-4s %s"):format(exp.name(c), bad and "bad" or "good", left >= 1 and ("at most %.0f s left"):format(left) or ""))

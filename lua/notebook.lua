@@ -28,7 +28,7 @@ local SCHEMA = {
 local function default_path()
   local state = os.getenv("XDG_STATE_HOME")
   if not state or state == "" then state = (os.getenv("HOME") or ".") .. "/.local/state" end
-  os.execute(("mkdir -p '%s/rankscope'"):format(state:gsub("'", "'\\''")))
+  os.execute(("mkdir -p '%s/rankscope' 2>/dev/null"):format(state:gsub("'", "'\\''")))
   return state .. "/rankscope/notebook.db"
 end
 

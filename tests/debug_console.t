@@ -152,6 +152,12 @@ refuses "/patch with a word too many" "/patch st slot_order=file" "'st slot_orde
 refuses "/break of a whole layer" "/break blk.2" "(did you mean blk.2.*, which is 20 sites?)"
 refuses "a name that many ops share is a pattern elsewhere" '/lua rs.brk.add("allreduce")' "(did you mean *.allreduce, which is 13 sites?)"
 
+out=$(printf '/bisect slot_order=file\n/exp mla=absorbed,off : Hi\n' | XDG_STATE_HOME=/dev/null/state "$abs_builddir/rankscope" --ranks 2 2>&1)
+tap_eq "where no notebook can be written, what needs none works" "$?" 0
+says "and says so" "what is found is not kept"
+says "with its result" "the smallest set that changes the answer: slot_order=file"
+tap_ok "no other program's words" sh -c 'case $1 in *mkdir*) false ;; esac' - "$out"
+
 console <<'X'
 /break blk.0.attn.norm
 /break output.norm
