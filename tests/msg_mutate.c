@@ -44,7 +44,7 @@ static const struct { const char *key, *value; } RIGHT[] = {
     {"site", "\"blk.4.ffn.router\""}, {"site", "\"blk.2.mla\""}, {"tensors", "\"blk.3.*\""}, {"ids", "[1,2,3,4,5,6,7]"}, {"ids", "[100,200]"}, {"text", "\"What is 2 + 2?\""},
     {"segments", "[{\"text\":\"Hello\",\"special\":true}]"}, {"max_tokens", "6"}, {"max_tokens", "20"}, {"what", "\"stats\""}, {"what", "\"copy\""}, {"what", "\"values\""},
     {"what", "\"hash\""}, {"what", "\"in\""}, {"what", "\"out\""}, {"rank", "0"}, {"rank", "\"all\""}, {"cond", "\"nan\""}, {"cond", "\"absmax>1\""}, {"cond", "\"drift>0.1\""},
-    {"cond", "\"step>2 && rms<3\""}, {"cond", "\"rankdiff\""}, {"action", "\"log\""}, {"action", "\"stop\""}, {"when", "\"before\""}, {"when", "\"after\""}, {"session", "1"}, {"session", "2"},
+    {"cond", "\"step>2 && rms<3\""}, {"cond", "\"rankdiff\""}, {"cond", "\"1+\""}, {"cond", "\"rms > (2\""}, {"cond", "\"absmax>\""}, {"action", "\"log\""}, {"action", "\"stop\""}, {"when", "\"before\""}, {"when", "\"after\""}, {"session", "1"}, {"session", "2"},
     {"stream", "1"}, {"stream", "5"}, {"n", "3"}, {"to", "1"}, {"rows", "[0,1]"}, {"cols", "[0,8]"}, {"value", "\"nan\""}, {"value", "0.25"}, {"a", "{\"mode\":\"eager\"}"},
     {"b", "{\"mode\":\"graph\"}"}, {"b", "{\"patches\":{\"mla\":\"absorbed\"}}"}, {"config", "{\"ranks\":2}"}, {"config", "{\"mode\":\"eager\"}"}, {"cache", "\"same\""}, {"decode", "1"},
     {"logits", "\"last\""}, {"logits", "\"all\""}, {"layers", "true"}, {"temp", "0"}, {"temp", "1"}, {"seed", "5"}, {"stop", "[\"Paris\"]"}, {"steps", "4"}, {"buffer", "\"x\""},
@@ -53,8 +53,10 @@ enum { N_RIGHT = sizeof RIGHT / sizeof RIGHT[0], N_ANYTHING = sizeof ANYTHING / 
 
 static uint32_t below(uint64_t *s, uint32_t n)
 {
-    *s = *s * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(*s >> 33) % n;
+    uint64_t x = *s += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return (uint32_t)((x ^ x >> 31) >> 33) % n;
 }
 
 static const char *value(uint64_t *s, const char *key, size_t len)
@@ -81,10 +83,10 @@ static void make_args(uint64_t *s, const char *keys, char *out, size_t cap)
     snprintf(out + n, cap - n, "}");
 }
 
-/* One line that says something, without control characters. */
+/* One line that says something, without control characters; nothing goes unanswered or is the engine's own mistake. */
 static bool clear_line(enum rs_result rc, const char *msg)
 {
-    bool good = rc < RS_OK && rc > RS_ETIMEOUT && strlen(msg) > 3; /* nothing goes unanswered, no mistake of the engine is seen */
+    bool good = rc < RS_OK && rc > RS_ETIMEOUT && strlen(msg) > 3 && strcmp(msg, "no reason given") != 0;
     for (const char *p = msg; *p != '\0'; p++)
         good = good && ((unsigned char)*p >= 32 && *p != 127);
     return good;
