@@ -274,7 +274,8 @@ const struct rcmd_entry rcmd_patch_entry = {
             "reset puts every "
             "slot on its default. load compiles a patch from a C file, or on GPUs from one in CUDA C (.cu), or reads one in Lua (.lua), tests it in a process of "
             "its own and makes "
-            "it known to the slot user; scripts/patches has examples. shadow lets a loaded patch compute beside what is used, in the next STEPS steps of "
+            "it known to the slot user, for ops of its own kind; any kind can be replaced but pick_rows, hidden and, in CUDA C, allreduce. scripts/patches has "
+            "examples. shadow lets a loaded patch compute beside what is used, in the next STEPS steps of "
             "whatever runs (64), and says how far they are apart; promote puts it in, unless that is more than LIMIT. A change takes effect between two "
             "steps, on all ranks at once.",
     .complete = RCMD_COMPLETE_PATCH,

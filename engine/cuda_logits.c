@@ -15,6 +15,11 @@ static bool looked_at(const struct backend_step *s)
     const struct probe_set *ps = s->probes;
     if (s->hook != NULL)
         return true;
+    uint32_t at = s->prog->n_ops - 1; /* the joining is the last op, or near it */
+    while (at > 0 && s->prog->ops[at].kind != OP_GATHER)
+        at--;
+    if (s->prog->ops[at].kind == OP_GATHER && s->choices[at].impl->launch != NULL) /* by a patch */
+        return true;
     for (uint32_t i = 0; ps != NULL && i < ps->n_obs; i++)
         if (probe_ref(&s->prog->ops[ps->obs[i].op], ps->obs[i].before, ps->obs[i].index)->buf == BUF_FULL)
             return true;

@@ -202,7 +202,7 @@ static bool leave_norm(struct cuda_walk *w)
     const struct op *next = cuda_op_ahead(w, 1);
     struct cuda_rank *r = &w->g->local[0];
     if (!w->fuse || !w->s->fast || w->rows != 1 || w->g->n_local != 1 || next == NULL || w->op->in[0].buf != BUF_X ||
-        next->in[0].buf != w->op->out[0].buf || cuda_op_observed(w, w->op))
+        next->in[0].buf != w->op->out[0].buf || cuda_op_is_user(w, next) || cuda_op_observed(w, w->op))
         return false;
     return next->kind == OP_QKV_A    ? cuda_op_slots_takes_norm(w, r, next, w->op)
            : next->kind == OP_ROUTER ? cuda_op_router_takes_norm(w, r, next, w->op)
@@ -266,6 +266,8 @@ static enum rs_result run_one(struct cuda_walk *w, struct cuda_rank *r)
     case OP_ROUTER: return cuda_op_router(w, r);
     case OP_MOE_GATE_UP: return cuda_op_moe_gate_up(w, r);
     case OP_MOE_DOWN: return cuda_op_moe_down(w, r);
+    case OP_SILU_MUL:
+    case OP_MOE_SILU_MUL: return cuda_op_silu(w, r);
     case OP_PICK_ROWS:
         CUDA_OP_RUN(kcu_pick(&w->l, cuda_op_at(w, r, &op->in[0]), cuda_op_pitch_of(w, r, op->in[0].buf), meta + cuda_meta_logit(w->c),
                              w->n_logits, cuda_op_width_of(w, r, out), cuda_op_at(w, r, out), cuda_op_pitch_of(w, r, out->buf)));
@@ -299,13 +301,14 @@ static enum rs_result run_probes(struct cuda_walk *w)
     return RS_OK;
 }
 
-/* Is the attention that the rotation at hand is for going to be missing from the graph? */
+/* Is the attention that the rotation at hand is for going to be missing from the graph, or somebody else's? */
 static bool leaves_alone(const struct cuda_walk *w)
 {
     uint32_t n = 1;
     while (cuda_op_ahead(w, n) != NULL && !cuda_op_next_is(w, n, OP_MLA))
         n++;
-    return cuda_op_ahead(w, n) != NULL && cuda_op_aside(w, cuda_op_ahead(w, n));
+    const struct op *mla = cuda_op_ahead(w, n);
+    return mla != NULL && (cuda_op_aside(w, mla) || cuda_op_is_user(w, mla));
 }
 
 static enum rs_result run_op(struct cuda_walk *w)
@@ -333,7 +336,7 @@ static enum rs_result run_op(struct cuda_walk *w)
     }
     if (cuda_op_join_begins(w))
         return cuda_op_join(w);
-    const bool with_kv = op->kind == OP_RMSNORM && fuse && cuda_op_next_is(w, 3, OP_KV_STORE);
+    const bool with_kv = op->kind == OP_RMSNORM && fuse && cuda_op_next_is(w, 3, OP_KV_STORE) && !cuda_op_is_user(w, op + 3);
     if (op->kind == OP_RMSNORM) {
         for (uint32_t i = 0; i < w->g->n_local; i++) {
             cuda_op_arm(w, &w->g->local[i]);

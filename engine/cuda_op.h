@@ -177,6 +177,7 @@ bool cuda_op_router_takes_norm(struct cuda_walk *w, struct cuda_rank *r, const s
 enum rs_result cuda_op_gate_up(struct cuda_walk *w, struct cuda_rank *r);
 enum rs_result cuda_op_moe_gate_up(struct cuda_walk *w, struct cuda_rank *r);
 enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r);
+enum rs_result cuda_op_silu(struct cuda_walk *w, struct cuda_rank *r);
 enum rs_result cuda_op_router(struct cuda_walk *w, struct cuda_rank *r);
 
 /* cuda_op_attn.c. The norm of q_a (q) and the cache row (kv) of one layer; either may be NULL. */

@@ -88,7 +88,7 @@ enum rs_result cuda_op_latent(struct cuda_walk *w, struct cuda_rank *r, const st
         a.cache = r->kv[kv->layer];
     }
     const struct op *next = q != NULL ? &w->prog->ops[q->index + 1] : NULL;
-    const struct kcu_mat *m = next != NULL && kv != NULL && next->kind == OP_LINEAR ? cuda_op_mat(w, r, next, 0) : NULL;
+    const struct kcu_mat *m = next != NULL && kv != NULL && next->kind == OP_LINEAR && !cuda_op_is_user(w, next) ? cuda_op_mat(w, r, next, 0) : NULL;
     if (m != NULL && w->s->choices[next->index].matmul == MATMUL_INT8 && kcu_latent_linear_takes(&a, m) &&
         !cuda_op_many(w, w->rows, &next->in[0], true, m, NULL)) { /* where numbers of rows must not matter one row takes the kernel for many */
         cuda_op_note(w, r, next, false, true);

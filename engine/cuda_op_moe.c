@@ -120,6 +120,19 @@ static enum rs_result run_many(struct cuda_walk *w, struct cuda_rank *r, const s
     return RS_OK;
 }
 
+enum { SILU_ROWS = 32768 }; /* of a launch */
+
+/* The activation by itself, behind a projection that was not computed by these kernels. */
+enum rs_result cuda_op_silu(struct cuda_walk *w, struct cuda_rank *r)
+{
+    const struct op_ref *in = &w->op->in[0], *out = &w->op->out[0];
+    const uint32_t width = plan_ref_width(w->prog, w->op, out, r->rank), rows = w->rows * (w->op->per_pair ? w->c->hp->n_used : 1);
+    const size_t from = cuda_op_pitch_of(w, r, in->buf), to = cuda_op_pitch_of(w, r, out->buf);
+    for (uint32_t i = 0; i < rows && width != 0; i += SILU_ROWS)
+        CUDA_OP_RUN(kcu_silu(&w->l, cuda_op_at(w, r, in) + i * from, from, width, rows - i < SILU_ROWS ? rows - i : SILU_ROWS, cuda_op_at(w, r, out) + i * to, to));
+    return RS_OK;
+}
+
 /* Dense FFN, or the shared expert when it was not taken along with the experts. */
 enum rs_result cuda_op_gate_up(struct cuda_walk *w, struct cuda_rank *r)
 {
@@ -166,7 +179,7 @@ static bool leaves_int8(const struct cuda_walk *w, const struct cuda_rank *r, co
     if (!w->choosing || down == NULL || down->kind != OP_MOE_DOWN || cuda_op_is_user(w, down) || cuda_op_is_user(w, w->op + 1) ||
         w->s->choices[down->index].matmul != MATMUL_INT8)
         return false;
-    if (shexp != NULL && (shexp->kind != OP_LINEAR || w->s->choices[shexp->index].matmul != MATMUL_INT8))
+    if (shexp != NULL && (shexp->kind != OP_LINEAR || cuda_op_is_user(w, shexp) || w->s->choices[shexp->index].matmul != MATMUL_INT8))
         return false;
     const struct kcu_down d = down_of(w, r, down, shexp);
     return kcu_gated_leaves_int8(a, b, &w->route) && kcu_down_makes_int8(&d);
@@ -175,7 +188,7 @@ static bool leaves_int8(const struct cuda_walk *w, const struct cuda_rank *r, co
 enum rs_result cuda_op_moe_gate_up(struct cuda_walk *w, struct cuda_rank *r)
 {
     struct kcu_gated a, b = {.n = 0};
-    const bool shared = w->fuse && cuda_op_next_is(w, 3, OP_GATE_UP) && cuda_op_ahead(w, 3)->layer == w->op->layer &&
+    const bool shared = w->fuse && cuda_op_next_is(w, 3, OP_GATE_UP) && cuda_op_ahead(w, 3)->layer == w->op->layer && !cuda_op_is_user(w, w->op + 3) &&
                         w->rows < CUDA_MANY_ROWS && w->s->fast;
     enum rs_result rc = fill_gated(w, r, w->op, w->ch, &a);
     if (rc == RS_OK && gated_many(w, r, w->op)) {
@@ -210,7 +223,7 @@ enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
     const bool int8 = w->ch->matmul == MATMUL_INT8 && cuda_op_quantised(m),
                many = m->w != NULL && cuda_op_many(w, w->rows, &op->in[0], int8, m, NULL),
                has_shared = cuda_op_next_is(w, 1, OP_GATE_UP) && shexp != NULL && shexp->kind == OP_LINEAR && shexp->accumulate,
-               along = has_shared && !many && w->fuse && w->done[op->index + 1] && w->done[op->index + 2] && !cuda_op_observed(w, op);
+               along = has_shared && !many && !cuda_op_is_user(w, shexp) && w->fuse && w->done[op->index + 1] && w->done[op->index + 2] && !cuda_op_observed(w, op);
     struct kcu_down a = down_of(w, r, op, along ? shexp : NULL);
     enum rs_result rc = RS_OK;
     a.makes_int8 = w->int8_left && kcu_down_makes_int8(&a);
@@ -221,7 +234,7 @@ enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
         cuda_op_note(w, r, op, many, a.makes_int8 || a.act.q8 != NULL);
     if (rc == RS_OK && many) {
         const bool boxes = by_boxes(w, r, op - 2);
-        if (!gated_many(w, r, op - 2)) /* else it has left the plan */
+        if (!gated_many(w, r, op - 2) || cuda_op_is_user(w, op - 2)) /* else it has left the plan */
             CUDA_OP_RUN(kcu_group(&w->l, a.ids, a.ids_pitch, a.n, n_used, a.expert0, m->n_mats, boxes, r->plan));
         const struct kcu_grouped g = {.n_mats = 1, .m = {*m}, .in = a.act, .per_pair = true, .boxes = boxes, .n = a.n, .n_used = n_used, .plan = r->plan,
                                       .y = w->g->pairs, .y_pitch = a.width};
@@ -277,7 +290,8 @@ static struct kcu_route route_of(const struct cuda_walk *w, const struct cuda_ra
 /* Is the choice left to the projections after it? */
 static bool leaves_choice(const struct cuda_walk *w, const struct op *op, const struct kcu_route *a)
 {
-    const bool next = (uint32_t)op->index + 1 < w->prog->n_ops && w->prog->ops[op->index + 1].kind == OP_MOE_GATE_UP;
+    const bool next = (uint32_t)op->index + 1 < w->prog->n_ops && w->prog->ops[op->index + 1].kind == OP_MOE_GATE_UP && !cuda_op_is_user(w, op + 1) &&
+                      !cuda_op_is_user(w, op + 3);
     return w->fuse && w->s->fast && w->g->n_local == 1 && next && !cuda_op_observed(w, op) && kcu_logits_takes(a);
 }
 

@@ -3,7 +3,8 @@
 #ifndef RANKSCOPE_ENGINE_CUDA_USER_H
 #define RANKSCOPE_ENGINE_CUDA_USER_H
 
-#include "engine/op.h"
+#include "engine/impl.h"
+#include "engine/plan.h"
 #include "engine/rankscope.h"
 
 struct cuda_user; /* a loaded module; never unloaded */
@@ -17,5 +18,8 @@ struct cuda_user_info {
 
 /* In the engine: load the module in `folder`. Errors: RS_EFORMAT (no patch), RS_EENGINE, RS_EUNSUPPORTED. */
 enum rs_result cuda_user_load(const char *folder, struct cuda_user **out, struct cuda_user_info *info, struct rs_error *err);
+
+/* Choices of the CUDA backend: can every op that was given to a patch be? Errors: RS_EUNSUPPORTED, which names the op. */
+enum rs_result cuda_user_check(const struct program *p, const struct choice *choices, struct rs_error *err);
 
 #endif

@@ -39,8 +39,10 @@ libengine_a_SOURCES = \
 	engine/cpu_pack.c \
 	engine/cpu_probe.c \
 	engine/cpu_user.c \
+	engine/cuda_stage.c \
 	engine/cuda_user.c \
 	engine/cuda_user.h \
+	engine/cuda_user_int.h \
 	engine/deliver.c \
 	engine/deliver.h \
 	engine/delta.c \

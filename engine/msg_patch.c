@@ -121,6 +121,17 @@ static bool any_site(const struct engine *e, const char *slot, const char *glob)
     return false;
 }
 
+/* Is there an op that the loaded implementation would take over? */
+static bool any_op(const struct engine *e, const struct patch_user *u, const char *glob)
+{
+    const struct program *const p[] = {&e->rt->prog, &e->rt->nextn};
+    for (int k = 0; k < 2; k++)
+        for (uint32_t i = 0; i < p[k]->n_ops; i++)
+            if (p[k]->ops[i].kind == u->impl.kind && plan_glob(glob, p[k]->ops[i].site))
+                return true;
+    return false;
+}
+
 static enum rs_result msg_patch_set(struct engine *e, struct msg *m, struct args *a, struct rs_error *err)
 {
     const char *slot = NULL, *impl = NULL, *site = NULL;
@@ -139,6 +150,9 @@ static enum rs_result msg_patch_set(struct engine *e, struct msg *m, struct args
     if (site != NULL && e->rt != NULL && !any_site(e, slot, site))
         return strcmp(slot, "weights") == 0 ? error_set(err, RS_ENOTFOUND, "no tensor matches '%.40s'", site)
                                             : runtime_no_site(e->rt, runtime_n_ops(e->rt), site, err);
+    const struct patch_user *u = strcmp(slot, "user") == 0 ? patch_find_user(e->patches.registry, impl) : NULL;
+    if (u != NULL && e->rt != NULL && !any_op(e, u, site != NULL ? site : "*"))
+        return error_set(err, RS_ENOTFOUND, "%s is for ops of kind %s, and there is none at '%.40s'", u->name, op_kind_name(u->impl.kind), site != NULL ? site : "*");
     if (!dry)
         return apply(e, m, &next, slot, site, impl, err);
     json_object_set_new(m->reply, "generation", json_integer((json_int_t)e->patches.now.generation));

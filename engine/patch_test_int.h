@@ -21,8 +21,7 @@ struct test {
     uint32_t variant;
     const struct patch_test_forms *forms;
     struct patch_test_form form;
-    float in[PAIRS * MAX_WIDTH], w[2][WEIGHTS], cos[POSITIONS * ROPE / 2], sin[POSITIONS * ROPE / 2];
-    uint8_t packed[2][WEIGHTS * sizeof(float)]; /* w as the form has it */
+    float in[PAIRS * MAX_WIDTH], cos[POSITIONS * ROPE / 2], sin[POSITIONS * ROPE / 2];
     float cached[ROWS][POSITIONS][LATENT];
     struct area area[AREAS];
     bool reads;                   /* what stood in the output before matters */
@@ -34,6 +33,8 @@ struct test {
     const char *misuse;           /* a function was called with a row or position that there is not */
     float *ranks[RANKS];
     struct rankscope_call call;
+    float w[2][WEIGHTS];                        /* from here on as much is made as is used */
+    uint8_t packed[2][WEIGHTS * sizeof(float)]; /* w as the form has it */
 };
 
 /* A kind lays out its call and computes what should come out; after the run it may read what an output means, or say what is wrong with it. */

@@ -23,7 +23,8 @@ static void copy_f32(uint32_t type, const void *src, float *dst, size_t n)
 /* A vector, or a matrix that stays f32. */
 static struct rankscope_weight plain(struct test *t, int s, uint32_t mats, uint32_t rows, uint32_t k)
 {
-    return (struct rankscope_weight){0, rows, k, (const uint8_t *)t->w[s], k * sizeof(float), 256 * sizeof(float), copy_f32, mats, (size_t)rows * k * sizeof(float)};
+    const size_t row = k * sizeof(float);
+    return (struct rankscope_weight){0, rows, k, (const uint8_t *)t->w[s], row, 256 * sizeof(float), copy_f32, mats, rows * row};
 }
 
 /* A matrix in the form of the test, where its rows are whole blocks; what it is rounded to is what counts. */
@@ -259,8 +260,10 @@ static void expect_router(struct test *t)
     t->call.w[0] = weight(t, 0, 1, t->form.experts, t->form.width);
     if (full)
         t->call.w[1] = plain(t, 1, 1, 1, t->form.experts);
-    t->call.router = (struct rankscope_router){.n_experts = t->form.experts, .n_used = USED, .n_groups = 4, .n_groups_used = full ? 2 : 4, .sigmoid = full, .normalise = full,
-                                               .scale = full ? 2.5f : 1.0f, .ids = (int32_t *)(void *)patch_test_out(t, 1), .weights = patch_test_out(t, 1) + USED, .stride = 2 * USED};
+    float *choice = patch_test_out(t, 1);
+    t->call.router = (struct rankscope_router){.n_experts = t->form.experts, .n_used = USED, .n_groups = 4, .n_groups_used = full ? 2 : 4, .sigmoid = full,
+                                               .normalise = full, .scale = full ? 2.5f : 1.0f, .ids = (int32_t *)(void *)choice, .weights = choice + USED,
+                                               .stride = 2 * USED};
     for (uint32_t i = 0; i < ROWS; i++)
         route(t, i, t->area[0].want + i * t->form.experts, t->area[2].want + i * t->form.experts);
 }
@@ -333,7 +336,8 @@ static void expect_moe_down(struct test *t)
     t->call.in[0].rows = PAIRS;
     for (uint32_t p = 0; p < PAIRS; p++)
         for (uint32_t j = 0; j < t->form.out; j++)
-            t->area[0].want[(uint32_t)PAIR_ROW[p] * t->form.out + j] += (double)PAIR_WEIGHT[p] * dot(t->in + p * t->form.width, t->w[0] + (expert_of(p) * t->form.out + j) * t->form.width, t->form.width);
+            t->area[0].want[(uint32_t)PAIR_ROW[p] * t->form.out + j] +=
+                (double)PAIR_WEIGHT[p] * dot(t->in + p * t->form.width, t->w[0] + (expert_of(p) * t->form.out + j) * t->form.width, t->form.width);
 }
 
 static void expect_allreduce(struct test *t)

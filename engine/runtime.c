@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/cuda_user.h"
 #include "engine/error.h"
 #include "engine/rankscope.h"
 #include "engine/span.h"
@@ -89,6 +90,10 @@ enum rs_result runtime_resolve(struct runtime *rt, const struct patch_table *pat
         next_new = calloc(rt->nextn.n_ops, sizeof *next_new);
         rc = next_new == NULL ? error_set(err, RS_ENOMEM, "out of memory for op choices") : patch_resolve(patches, &rt->nextn, impls, n, next_new, err);
     }
+    if (rc == RS_OK && rt->cfg.backend == BACKEND_CUDA)
+        rc = cuda_user_check(&rt->prog, main_new, err);
+    if (rc == RS_OK && rt->cfg.backend == BACKEND_CUDA && rt->has_nextn)
+        rc = cuda_user_check(&rt->nextn, next_new, err);
     if (rc != RS_OK) {
         free(main_new);
         free(next_new);

@@ -42,21 +42,29 @@ nobase_dist_pkgdata_DATA += \
 	engine/patch_test.h \
 	engine/patch_test_int.h \
 	engine/patch_test_kinds.c \
+	engine/patch_values.cuh \
 	scripts/patches/allreduce-exact.c \
 	scripts/patches/gather-plain.c \
+	scripts/patches/gather-plain.cu \
 	scripts/patches/index_scores-plain.c \
+	scripts/patches/index_scores-plain.cu \
 	scripts/patches/index_topk.lua \
 	scripts/patches/kv_store-plain.c \
 	scripts/patches/embed-plain.c \
+	scripts/patches/embed-plain.cu \
 	scripts/patches/linear-plain.c \
+	scripts/patches/linear-plain.cu \
 	scripts/patches/mla-plain.c \
+	scripts/patches/mla-plain.cu \
 	scripts/patches/rmsnorm-plain.c \
 	scripts/patches/rmsnorm-plain.cu \
 	scripts/patches/rmsnorm.lua \
 	scripts/patches/embed.lua \
 	scripts/patches/moe_down-plain.c \
+	scripts/patches/moe_down-plain.cu \
 	scripts/patches/moe_down.lua \
 	scripts/patches/moe_gate_up-plain.c \
+	scripts/patches/moe_gate_up-plain.cu \
 	scripts/patches/moe_gate_up.lua \
 	scripts/patches/router-plain.c \
 	scripts/patches/router.lua \

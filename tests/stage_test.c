@@ -147,6 +147,9 @@ static void test_arguments(struct rs_engine *e)
     tap_eq_int(talk_error(e, NULL, "patch.load", "{'path':'x.cu'}"), RS_EUNSUPPORTED, "CUDA C is not for the CPU backend");
     tap_eq_int(talk_error(e, NULL, "patch.set", "{'slot':'user','impl':'never-loaded'}"), RS_ENOTFOUND, "an implementation that was never loaded");
     tap_eq_int(talk_error(e, NULL, "patch.shadow", "{'impl':'never-loaded','ids':[1]}"), RS_ENOTFOUND, "nor can it be shadowed");
+    json_decref(talk(e, "patch.load", "{'path':'%s'}", tap_source("scripts/patches/index_topk.lua")));
+    rc = talk_error(e, &msg, "patch.set", "{'slot':'user','impl':'index_topk-lua'}");
+    tap_ok(rc == RS_ENOTFOUND && strstr(msg, "is for ops of kind index_topk, and there is none at '*'") != NULL, "a patch for what this model does not have: %s", msg);
     rc = talk_error(e, &msg, "patch.set", "{'slot':'allreduce','impl':'auto'}");
     tap_ok(rc == RS_ENOTFOUND && strstr(msg, "no implementation 'auto' (it has flat, tree)") != NULL, "what this backend does not have: %s", msg);
 }
@@ -192,7 +195,7 @@ static size_t ran(struct rs_engine *e, const char *impl)
 static void test_indexer(struct rs_engine *e)
 {
     static const struct { const char *file, *text, *name; } FILES[] = {
-        {"scripts/patches/index_scores-plain.c", NULL, "index_scores-plain"}, {"scripts/patches/index_topk.lua", NULL, "index_topk-lua"},
+        {"scripts/patches/index_scores-plain.c", NULL, "index_scores-plain"}, {"scripts/patches/index_topk.lua", NULL, "index_topk-lua.2"},
         {"q.c", HEAD INDEX_Q TAIL("index-q", "index_q"), "index-q"}, {"store.c", HEAD INDEX_STORE TAIL("index-store", "index_store"), "index-store"}};
     enum { N = sizeof FILES / sizeof FILES[0], PROMPT_IDS = 60 };
     int32_t plain[20], with[20];
