@@ -145,7 +145,7 @@ enum rs_result cuda_op_mla(struct cuda_walk *w, struct cuda_rank *r)
     if (expanded)
         return cuda_op_after(w, kcu_mla_expanded(&w->l, &a), kcu_mla_expanded_kernels(&a));
     if (query != NULL)
-        return cuda_op_after(w, kcu_mla_query(&w->l, &a, &w->latent, query), 1);
+        return cuda_op_after(w, kcu_mla_query(&w->l, &a, &w->latent, query), kcu_mla_kernels(&a));
     if (many && !cuda_op_observed(w, op) && kcu_mla_leaves_halves(&a)) {
         a.half = cuda_op_halves_for(w, r, BUF_O, cuda_op_ahead(w, 1), w->rows, &a.half_scale);
         a.half_pitch = (size_t)a.heads * a.v;

@@ -234,7 +234,7 @@ static double wrong_codes(struct check *t, const uint8_t *q8, const float *x, ui
 /* Absorbed and expanded attention over a paged cache: heads and keys such that groups and splits are ragged. */
 static void check_mla(struct check *t, enum krn_cache_type cache, uint32_t heads, uint32_t keys, uint32_t n, uint32_t l, uint32_t r)
 {
-    enum { NOPE = 64, V = 32, BLOCK = 16 };
+    enum { NOPE = 64, V = 64, BLOCK = 16 };
     const uint32_t d = l + r, blocks = (keys + BLOCK - 1) / BLOCK;
     const size_t elem = krn_cache_elem_bytes(cache);
     struct made kb = matrix(t, KRN_Q8_0, l, NOPE, heads), vb = matrix(t, KRN_Q8_0, V, l, heads);
@@ -390,6 +390,7 @@ enum rs_result cuda_selftest(int dev, bool small, void (*report)(void *arg, cons
     check_mla(&t, KRN_CACHE_F16, 4, 37, 1, 512, 64);
     if (!small)
         check_mla(&t, KRN_CACHE_F16, 3, 500, 1, 512, 64);
+    check_mla(&t, KRN_CACHE_F16, 5, 777, 1, 512, 64);
     cuda_selftest_row(&t);
     cuda_selftest_experts(&t);
     cuda_selftest_half(&t);

@@ -324,7 +324,8 @@ static void check_query(struct check *t, uint32_t heads, uint32_t nope, uint32_t
                            .z_pitch = k + D, .q_width = k, .q_norm = device(t, randoms(t, k), k * 4), .qr_pitch = k, .q8_pitch = k8, .store = true,
                            .kv_col = k, .l = L, .r = R, .kv_norm = device(t, randoms(t, L), L * 4), .eps = 1e-5f, .cache_type = KCU_CACHE_F16};
     struct kcu_mla m = {.b = a.b, .rope = a.rope, .rotate = true, .q_pitch = width, .heads = heads, .nope = nope, .l = L, .r = R, .v = V, .k_b = kb.m,
-                        .v_b = vb.m, .cache_type = KCU_CACHE_F16, .scale = 0.1f, .o_pitch = heads * V, .q8_pitch = o8};
+                        .v_b = vb.m, .cache_type = KCU_CACHE_F16, .scale = 0.1f, .o_pitch = heads * V, .q8_pitch = o8,
+                        .scratch = device(t, NULL, kcu_mla_scratch(1, heads, L, R, keys))};
     for (int i = 0; i < 2; i++) {
         a.z = device(t, z, (k + D) * 4);
         a.qr = device(t, NULL, k * 4);
@@ -412,6 +413,7 @@ void cuda_selftest_row(struct check *t)
     check_query(t, 3, 192, 1024, 150);
     check_query(t, 5, 64, 768, 33);
     check_query(t, 2, 192, 768, 300);
+    check_query(t, 3, 64, 768, 601);
     check_slices(t, KRN_Q4_K, KRN_Q5_K, 2304, 256);
     check_slices(t, KRN_Q5_K, KRN_Q6_K, 1024, 256);
     check_slices(t, KRN_Q6_K, KRN_Q4_K, 512, 512);
@@ -430,6 +432,8 @@ void cuda_selftest_row(struct check *t)
     check_head(t, 19360, 6144);
     check_query(t, 20, 192, 768, 512);
     check_query(t, 20, 192, 768, 385);
+    check_query(t, 20, 192, 768, 1100);
+    check_query(t, 20, 192, 768, 3000);
     check_latents(t, 200, 1536, KCU_CACHE_BF16);
     check_latents(t, 65, 80, KCU_CACHE_F32);
     check_choice(t, LOCAL, false, false);

@@ -186,12 +186,6 @@ extern "C" cudaError_t kcu_rope_q(const struct kcu_launch *l, const struct kcu_b
 
 /* ---- attention ---- */
 
-/* Scratch of a launch: absorbed queries, per split the unnormalised mixtures and (maximum, sum). */
-struct parts {
-    float *q, *o, *ml;
-    uint32_t row0, splits;
-};
-
 template <int W>
 static __global__ void __launch_bounds__(256)
     absorb_kernel(const __grid_constant__ struct kcu_mla a, const struct parts p, uint32_t lpr, uint64_t *at)
@@ -445,25 +439,49 @@ template <int C> static cudaError_t split(const struct kcu_launch *l, const stru
     return launch(l, split_kernel<C, 0>, grid, dim3(SPLIT_THREADS), HEADS * d * sizeof(float), 0, *a, p);
 }
 
-/* Rows [row0, row0 + rows): absorb, attend, carry out. */
-static cudaError_t slab(const struct kcu_launch *l, uint64_t *stamp, const struct kcu_mla *a, struct parts p, uint32_t rows)
+static bool all_q8_0(const struct kcu_mla *a)
 {
-    const bool q8_0 = a->k_b.type == KRN_Q8_0 && a->v_b.type == KRN_Q8_0 && a->nope <= MAX_L;
-    const uint32_t lpr = lanes_for(a->k_b.type, a->k_b.k, false), per = 256 / lpr;
-    p.q = (float *)a->scratch;
+    return a->k_b.type == KRN_Q8_0 && a->v_b.type == KRN_Q8_0 && a->nope <= MAX_L;
+}
+
+static struct parts parts_of(const struct kcu_mla *a, uint32_t row0, uint32_t rows)
+{
+    struct parts p = {};
+    p.row0 = row0;
+    p.splits = splits_for(a->b.max_keys);
+    p.q = mla_absorbed(*a);
     p.o = p.q + (size_t)rows * a->heads * (a->l + a->r);
     p.ml = p.o + (size_t)rows * a->heads * p.splits * a->l;
-    cudaError_t e = launch(l, q8_0 ? absorb_kernel<KRN_Q8_0> : absorb_kernel<ANY_TYPE>, dim3((a->l + per - 1) / per, a->heads, rows),
-                           dim3(256), 0, 0, *a, p, lpr, stamp);
+    return p;
+}
+
+/* Rows whose queries are absorbed: attend, carry out. */
+static cudaError_t attend(const struct kcu_launch *l, const struct kcu_mla *a, const struct parts &p, uint32_t rows)
+{
+    cudaError_t e = a->cache_type == KCU_CACHE_F32   ? split<KCU_CACHE_F32>(l, a, p, rows)
+                    : a->cache_type == KCU_CACHE_F16 ? split<KCU_CACHE_F16>(l, a, p, rows)
+                                                     : split<KCU_CACHE_BF16>(l, a, p, rows);
     if (e != cudaSuccess)
         return e;
-    e = a->cache_type == KCU_CACHE_F32   ? split<KCU_CACHE_F32>(l, a, p, rows)
-        : a->cache_type == KCU_CACHE_F16 ? split<KCU_CACHE_F16>(l, a, p, rows)
-                                         : split<KCU_CACHE_BF16>(l, a, p, rows);
-    if (e != cudaSuccess)
-        return e;
-    return launch(l, q8_0 ? output_kernel<KRN_Q8_0> : output_kernel<ANY_TYPE>, dim3((a->v + 31) / 32, a->heads, rows), dim3(256), 0, 0, *a,
+    if (rows == 1 && mla_join_takes(a))
+        return mla_join(l, a, p);
+    return launch(l, all_q8_0(a) ? output_kernel<KRN_Q8_0> : output_kernel<ANY_TYPE>, dim3((a->v + 31) / 32, a->heads, rows), dim3(256), 0, 0, *a,
                   p);
+}
+
+cudaError_t mla_attend(const struct kcu_launch *l, const struct kcu_mla *a)
+{
+    return attend(l, a, parts_of(a, 0, 1), 1);
+}
+
+/* Rows [row0, row0 + rows): absorb, attend, carry out. */
+static cudaError_t slab(const struct kcu_launch *l, uint64_t *stamp, const struct kcu_mla *a, uint32_t row0, uint32_t rows)
+{
+    const uint32_t lpr = lanes_for(a->k_b.type, a->k_b.k, false), per = 256 / lpr;
+    const struct parts p = parts_of(a, row0, rows);
+    cudaError_t e = launch(l, all_q8_0(a) ? absorb_kernel<KRN_Q8_0> : absorb_kernel<ANY_TYPE>, dim3((a->l + per - 1) / per, a->heads, rows),
+                           dim3(256), 0, 0, *a, p, lpr, stamp);
+    return e == cudaSuccess ? attend(l, a, p, rows) : e;
 }
 
 extern "C" uint32_t kcu_mla_kernels(const struct kcu_mla *a)
@@ -481,11 +499,8 @@ extern "C" cudaError_t kcu_mla(const struct kcu_launch *l, const struct kcu_mla 
         return mla_batch(l, a);
     if (mla_near_takes(a))
         return mla_near(l, a);
-    struct parts p = {};
-    p.splits = splits_for(a->b.max_keys);
     for (uint32_t row = 0; row < a->b.n; row += SLAB) {
-        p.row0 = row;
-        cudaError_t e = slab(l, row == 0 ? l->stamp : NULL, a, p, a->b.n - row < SLAB ? a->b.n - row : SLAB);
+        cudaError_t e = slab(l, row == 0 ? l->stamp : NULL, a, row, a->b.n - row < SLAB ? a->b.n - row : SLAB);
         if (e != cudaSuccess)
             return e;
     }

@@ -21,6 +21,12 @@ static __host__ __device__ inline uint32_t split_length(uint32_t keys)
     return n;
 }
 
+/* Scratch of a launch: absorbed queries [row][head][l + r], per split of a head's keys the unnormalised mixtures and (maximum, sum). */
+struct parts {
+    float *q, *o, *ml;
+    uint32_t row0, splits;
+};
+
 static __device__ __forceinline__ uint32_t keys_of(const struct kcu_mla &a, uint32_t row, const int32_t **sel)
 {
     const uint32_t keys = (uint32_t)a.b.pos[row] + 1;
@@ -39,5 +45,16 @@ cudaError_t latent_many(const struct kcu_launch *l, const struct kcu_latent *a);
  * whose bound on the keys passes NEAR_KEYS only if they do. */
 bool mla_near_takes(const struct kcu_mla *a);
 cudaError_t mla_near(const struct kcu_launch *l, const struct kcu_mla *a);
+
+/* attn.cu: where a lone row's queries in the latent space lie, and what follows once they are there. */
+static __host__ __device__ inline float *mla_absorbed(const struct kcu_mla &a)
+{
+    return (float *)a.scratch;
+}
+cudaError_t mla_attend(const struct kcu_launch *l, const struct kcu_mla *a);
+
+/* mla.cu: join the splits of a lone row and carry the mixtures out, where that may round otherwise than among many rows. */
+bool mla_join_takes(const struct kcu_mla *a);
+cudaError_t mla_join(const struct kcu_launch *l, const struct kcu_mla *a, const struct parts &p);
 
 #endif

@@ -200,28 +200,60 @@ static __device__ __forceinline__ void bring_query(query_room &r, const near_que
     bulk_copy(to + some * pitch, from + (size_t)(a.nope + blockIdx.x * TURN) * pitch, TURN * pitch, &r.weights);
 }
 
-/* This block's eighth of the newest key, after unit_kv has its sums. latent: of 4 t, by the threads that there are for it; norm: its norm's weights. */
-static __device__ __forceinline__ void newest_key(const query_room &r, const near_query &p, const lists &n, __half *cache, uint32_t pos, float4 latent,
-                                                  float4 norm, float co, float si)
-{
-    const uint32_t t = threadIdx.x, pair = t - L / 4;
-    const float f = query_norm::norm_factor(r.unit_kv, L, p.z.eps), *pe = p.z.z + p.z.kv_col + L + blockIdx.x * TURN + 2 * pair;
-    __half *row = cache + (size_t)n.at[pos] * D, *key = n.key + pos * SLICE;
-    if (t / (PART / 4) == blockIdx.x) {
-        const __half2 v[2] = {__floats2half2_rn(latent.x * f * norm.x, latent.y * f * norm.y),
-                              __floats2half2_rn(latent.z * f * norm.z, latent.w * f * norm.w)};
-        *(uint2 *)(key + 4 * t % PART) = *(const uint2 *)v;
-        if (blockIdx.y == 0)
-            *(uint2 *)(row + 4 * t) = *(const uint2 *)v;
-    } else if (t >= L / 4 && pair < TURN / 2) {
-        float x = pe[0], y = pe[1];
-        rotate(&x, &y, co, si);
-        const __half2 v = __floats2half2_rn(x, y);
-        *(__half2 *)(key + PART + 2 * pair) = v;
-        if (blockIdx.y == 0)
-            *(__half2 *)(row + L + blockIdx.x * TURN + 2 * pair) = v;
+/* What a thread needs of the newest key: of the latent four values with the weights of their norm, or a pair's angle. */
+struct newest {
+    float4 latent, norm;
+    float co, si;
+
+    __device__ __forceinline__ void start(const struct kcu_latent &z, uint32_t pos)
+    {
+        const uint32_t t = threadIdx.x, pair = blockIdx.x * (TURN / 2) + t - L / 4;
+        latent = norm = make_float4(0, 0, 0, 0);
+        co = 1, si = 0;
+        if (t < L / 4) {
+            norm = ld16f((const float4 *)z.kv_norm + t);
+        } else if (t < L / 4 + TURN / 2) {
+            co = z.rope.cos[(size_t)pos * (R / 2) + pair];
+            si = z.rope.sin[(size_t)pos * (R / 2) + pair];
+        }
     }
-}
+
+    /* After the predecessor; its sums are there after a barrier. */
+    __device__ __forceinline__ void take(const struct kcu_latent &z, float *unit)
+    {
+        const uint32_t t = threadIdx.x;
+        if (t < L / 4)
+            latent = *((const float4 *)(z.z + z.kv_col) + t);
+        float sq = square_of(latent);
+        for (int o = 1; o < 8; o *= 2)
+            sq += __shfl_xor_sync(0xffffffffu, sq, o);
+        if (t % 8 == 0 && t < L / 4)
+            unit[t / 8] = sq;
+    }
+
+    /* This block's eighth, to its slice in shared memory (unless NULL), and by the first head's blocks to the row of the cache. */
+    __device__ __forceinline__ void put(const struct kcu_latent &z, const float *unit, __half *slice, __half *row) const
+    {
+        const uint32_t t = threadIdx.x, pair = t - L / 4;
+        const float f = query_norm::norm_factor(unit, L, z.eps), *pe = z.z + z.kv_col + L + blockIdx.x * TURN + 2 * pair;
+        if (t / (PART / 4) == blockIdx.x) {
+            const __half2 v[2] = {__floats2half2_rn(latent.x * f * norm.x, latent.y * f * norm.y),
+                                  __floats2half2_rn(latent.z * f * norm.z, latent.w * f * norm.w)};
+            if (slice != nullptr)
+                *(uint2 *)(slice + 4 * t % PART) = *(const uint2 *)v;
+            if (blockIdx.y == 0)
+                *(uint2 *)(row + 4 * t) = *(const uint2 *)v;
+        } else if (t >= L / 4 && pair < TURN / 2) {
+            float x = pe[0], y = pe[1];
+            rotate(&x, &y, co, si);
+            const __half2 v = __floats2half2_rn(x, y);
+            if (slice != nullptr)
+                *(__half2 *)(slice + PART + 2 * pair) = v;
+            if (blockIdx.y == 0)
+                *(__half2 *)(row + L + blockIdx.x * TURN + 2 * pair) = v;
+        }
+    }
+};
 
 /* This block's eighth of the head's query: unrotated to r.q; what is not to be rotated also to every block's s.nope. */
 static __device__ __forceinline__ void make_query(room &s, query_room &r, const near_query &p, const struct kcu_mla &a, const uint8_t *w)
@@ -288,31 +320,19 @@ static __global__ void __launch_bounds__(THREADS, QUERY ? 2 : 3)
         si = a.rope.sin[(size_t)pos * (R / 2) + pair];
     }
     query_norm norm;
-    float4 latent = make_float4(0, 0, 0, 0), latent_norm = latent;
-    float key_co = 1, key_si = 0;
+    newest key;
     if (QUERY) {
         norm.start(norm_of(p.z));
-        if (t < L / 4) {
-            latent_norm = ld16f((const float4 *)p.z.kv_norm + t);
-        } else if (t < L / 4 + TURN / 2) {
-            key_co = p.z.rope.cos[(size_t)pos * (R / 2) + pair - L / 4];
-            key_si = p.z.rope.sin[(size_t)pos * (R / 2) + pair - L / 4];
-        }
+        key.start(p.z, pos);
     }
     if (alone)
         copy_keys(n, a, row, keys, pos);
     pdl_wait();
     stamp(at);
     if (QUERY) {
-        if (t < L / 4)
-            latent = *((const float4 *)(p.z.z + p.z.kv_col) + t);
-        float sq = square_of(latent);
-        for (int o = 1; o < 8; o *= 2)
-            sq += __shfl_xor_sync(0xffffffffu, sq, o);
-        if (t % 8 == 0 && t < L / 4)
-            r.unit_kv[t / 8] = sq;
+        key.take(p.z, r.unit_kv);
         norm.template stage<F>(norm_of(p.z), norm.factor(norm_of(p.z), r.unit), r.xs, h == 0 && self == 0);
-        newest_key(r, p, n, (__half *)a.cache, pos, latent, latent_norm, key_co, key_si);
+        key.put(p.z, r.unit_kv, n.key + pos * SLICE, (__half *)a.cache + (size_t)n.at[pos] * D);
         __syncthreads();
         make_query(s, r, p, a, shared + p.at);
     } else if (!alone)
@@ -365,14 +385,166 @@ static __global__ void __launch_bounds__(THREADS, QUERY ? 2 : 3)
         q8_block32(s.result[t], a.q8 + row * a.q8_pitch, a.heads * a.v, h * a.v + self * 32, t);
 }
 
-bool mla_near_takes(const struct kcu_mla *a)
+/* With more keys: what comes before of a lone row, its query in the latent space, and its newest key; the launches for any number of keys follow. */
+static __global__ void __launch_bounds__(THREADS, 2) absorbed_kernel(const __grid_constant__ struct kcu_mla a, const __grid_constant__ near_query p, uint64_t *at)
+{
+    typedef fmt<KRN_Q8_0> F;
+    extern __shared__ __align__(16) uint8_t shared[];
+    room &s = *(room *)shared;
+    query_room &r = *(query_room *)(shared + sizeof(room));
+    const uint32_t self = blockIdx.x, h = blockIdx.y, t = threadIdx.x, sub = t % 8, line = t / 8;
+    pdl_release();
+    F::raw kb[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (sub < a.nope / 32)
+            F::fetch<EARLY>(a.k_b.w + h * a.k_b.mat_pitch + (size_t)(self * PART + 2 * line + i) * a.k_b.pitch, a.nope, sub, kb[i]);
+    const uint32_t pos = (uint32_t)a.b.pos[0], pair = self * (TURN / 2) + t;
+    if (t == 0)
+        bring_query(r, p, a, shared + p.at);
+    cluster_arrive();
+    float co = 1, si = 0;
+    if (t < TURN / 2) {
+        co = a.rope.cos[(size_t)pos * (R / 2) + pair];
+        si = a.rope.sin[(size_t)pos * (R / 2) + pair];
+    }
+    query_norm norm;
+    newest key;
+    norm.start(norm_of(p.z));
+    key.start(p.z, pos);
+    __half *const row = (__half *)a.cache + page_row(a.b, 0, pos) * D;
+    pdl_wait();
+    stamp(at);
+    key.take(p.z, r.unit_kv);
+    norm.template stage<F>(norm_of(p.z), norm.factor(norm_of(p.z), r.unit), r.xs, h == 0 && self == 0);
+    key.put(p.z, r.unit_kv, nullptr, row);
+    __syncthreads();
+    make_query(s, r, p, a, shared + p.at);
+    float *const out = mla_absorbed(a) + (size_t)h * D;
+    if (t < TURN / 2) {
+        float x = r.q[a.nope / BLOCKS + 2 * t], y = r.q[a.nope / BLOCKS + 2 * t + 1];
+        rotate(&x, &y, co, si);
+        *(float2 *)(a.q + (size_t)h * (a.nope + R) + a.nope + 2 * pair) = *(float2 *)(out + L + 2 * pair) = make_float2(x, y);
+    }
+    receive(&r.nope);
+    float v[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        v[i] = warp_sum(sub < a.nope / 32 ? unit_values<KRN_Q8_0>(kb[i], sub, s.nope, 0.0f) : 0.0f, 8);
+    if (sub == 0)
+        *(float2 *)(out + self * PART + 2 * line) = make_float2(v[0], v[1]);
+}
+
+/* The end of that: the splits of one head's keys are joined, an eighth of the latent by each block of a cluster, sent to all of them and carried out, 32
+ * outputs by each. */
+struct join_room {
+    uint64_t mixture; /* barrier */
+    __align__(16) float mixed[L / 32 * F32_STRIDE];
+    __align__(16) float sum[THREADS * 4];
+    float weight[MAX_SPLITS], result[32];
+};
+
+static __device__ __forceinline__ void add_weighed(float4 &v, float w, float4 x)
+{
+    v.x = fmaf(w, x.x, v.x), v.y = fmaf(w, x.y, v.y), v.z = fmaf(w, x.z, v.z), v.w = fmaf(w, x.w, v.w);
+}
+
+static __global__ void __launch_bounds__(THREADS) join_kernel(const __grid_constant__ struct kcu_mla a, const struct parts p)
+{
+    enum { FIRST = 4 }; /* splits that are on their way while the weights are made */
+    typedef fmt<KRN_Q8_0> F;
+    __shared__ join_room s;
+    const uint32_t self = blockIdx.x, blocks = gridDim.x, h = blockIdx.y, t = threadIdx.x, sub = t % 8, out = self * 32 + t / 8;
+    const uint32_t quads = L / 4 / blocks, groups = THREADS / quads, quad = t % quads, group = t / quads;
+    pdl_release();
+    F::raw vb[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        F::fetch<EARLY>(a.v_b.w + h * a.v_b.mat_pitch + (size_t)out * a.v_b.pitch, L, sub + 8 * i, vb[i]);
+    if (t == 0)
+        inbox_make(&s.mixture);
+    __syncwarp(); /* as in route_parts.cu */
+    if (t == 0)
+        inbox_expect(&s.mixture, L * sizeof(float));
+    cluster_arrive();
+    pdl_wait();
+    const int32_t *sel;
+    const uint32_t keys = keys_of(a, 0, &sel), len = split_length(keys), n = (keys + len - 1) / len;
+    const float *ml = p.ml + 2 * (size_t)h * p.splits, *o = p.o + (size_t)h * p.splits * L + self * (L / blocks) + 4 * quad;
+    float4 first[FIRST];
+#pragma unroll
+    for (int j = 0; j < FIRST; j++)
+        first[j] = group + j * groups < n ? *(const float4 *)(o + (size_t)(group + j * groups) * L) : make_float4(0, 0, 0, 0);
+    if (t < 32) {
+        float m = -INFINITY, z = 0;
+        for (uint32_t i = t; i < n; i += 32)
+            m = fmaxf(m, ml[2 * i]);
+        m = warp_max(m, 32);
+        for (uint32_t i = t; i < n; i += 32) {
+            s.weight[i] = expf(ml[2 * i] - m);
+            z += s.weight[i] * ml[2 * i + 1];
+        }
+        z = 1.0f / warp_sum(z, 32);
+        for (uint32_t i = t; i < n; i += 32)
+            s.weight[i] *= z;
+    }
+    __syncthreads();
+    float4 v = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int j = 0; j < FIRST; j++)
+        add_weighed(v, group + j * groups < n ? s.weight[group + j * groups] : 0, first[j]);
+#pragma unroll 4
+    for (uint32_t i = group + FIRST * groups; i < n; i += groups)
+        add_weighed(v, s.weight[i], *(const float4 *)(o + (size_t)i * L));
+    *(float4 *)(s.sum + 4 * t) = v;
+    __syncthreads();
+    cluster_wait();
+    for (uint32_t i = t; i < quads * blocks; i += THREADS) { /* neighbouring threads: the same values, to one block each */
+        const uint32_t c = i / blocks, at = self * (L / blocks) + 4 * c;
+        float4 all = make_float4(0, 0, 0, 0);
+        for (uint32_t g = 0; g < groups; g++) {
+            const float4 x = *(const float4 *)(s.sum + 4 * (g * quads + c));
+            all.x += x.x, all.y += x.y, all.z += x.z, all.w += x.w;
+        }
+        send(at_block(s.mixed + at / 32 * F32_STRIDE + at % 32, i % blocks), all, at_block(&s.mixture, i % blocks));
+    }
+    receive(&s.mixture);
+    float acc = unit_values<KRN_Q8_0>(vb[0], sub, s.mixed, 0.0f);
+    acc = warp_sum(unit_values<KRN_Q8_0>(vb[1], sub + 8, s.mixed, acc), 8);
+    if (sub == 0) {
+        s.result[t / 8] = acc;
+        a.o[(size_t)h * a.v + out] = acc;
+    }
+    __syncthreads();
+    if (a.q8 != nullptr && t < 32)
+        q8_block32(s.result[t], a.q8, a.heads * a.v, h * a.v + self * 32, t);
+}
+
+/* As far as the number of keys does not matter. */
+static bool takes_shape(const struct kcu_mla *a)
 {
     int device, major = 0; /* clusters exist from compute capability 9 on */
     if (cudaGetDevice(&device) == cudaSuccess)
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major >= 9 && !a->apart && a->b.n <= NEAR_ROWS && a->b.max_keys <= NEAR_KEYS && a->l == L && a->r == R &&
-           a->cache_type == KCU_CACHE_F16 && (a->sel == NULL || a->b.max_keys <= a->top_k) && a->k_b.type == KRN_Q8_0 &&
-           a->v_b.type == KRN_Q8_0 && a->nope % 32 == 0 && a->nope <= MAX_NOPE && a->v % 32 == 0 && a->v <= MAX_V;
+    return major >= 9 && !a->apart && a->b.n <= NEAR_ROWS && a->l == L && a->r == R && a->cache_type == KCU_CACHE_F16 &&
+           (a->sel == NULL || a->b.max_keys <= a->top_k) && a->k_b.type == KRN_Q8_0 && a->v_b.type == KRN_Q8_0 && a->nope % 32 == 0 &&
+           a->nope <= MAX_NOPE && a->v % 32 == 0 && a->v <= MAX_V;
+}
+
+bool mla_join_takes(const struct kcu_mla *a)
+{
+    const uint32_t blocks = a->v / 32;
+    return !a->fixed && a->b.n == 1 && takes_shape(a) && a->half == NULL && blocks > 1 && (blocks & (blocks - 1)) == 0;
+}
+
+cudaError_t mla_join(const struct kcu_launch *l, const struct kcu_mla *a, const struct parts &p)
+{
+    return launch(l, join_kernel, dim3(a->v / 32, a->heads), dim3(THREADS), 0, a->v / 32, *a, p);
+}
+
+bool mla_near_takes(const struct kcu_mla *a)
+{
+    return a->b.max_keys <= NEAR_KEYS && takes_shape(a);
 }
 
 cudaError_t mla_near(const struct kcu_launch *l, const struct kcu_mla *a)
@@ -408,13 +580,24 @@ static size_t query_bytes(uint32_t cap, size_t weights)
 
 extern "C" bool kcu_mla_query_takes(const struct kcu_mla *a, const struct kcu_latent *z, const struct kcu_mat *q_b)
 {
-    return a->b.n == 1 && a->heads > 0 && a->rotate && !kcu_mla_on_cores(a) && mla_near_takes(a) && kcu_latent_linear_takes(z, q_b) &&
+    return a->b.n == 1 && a->heads > 0 && a->rotate && !kcu_mla_on_cores(a) && takes_shape(a) && kcu_latent_linear_takes(z, q_b) &&
            q_b->rows == a->heads * (a->nope + R) && z->q_width <= MAX_QUERY && z->l == L && z->r == R && z->kv_col % 4 == 0 && z->q_col % 4 == 0 &&
            sizeof(query_room) + query_weights(a, q_b) <= MAX_QUERY_BYTES;
 }
 
+static cudaError_t query_far(const struct kcu_launch *l, const struct kcu_mla *a, const struct kcu_latent *z, const struct kcu_mat *q_b)
+{
+    const near_query p = {*z, *q_b, lanes_for(q_b->type, q_b->k, true), (uint32_t)query_at(0)};
+    cudaError_t e = cudaFuncSetAttribute(absorbed_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(sizeof(room) + MAX_QUERY_BYTES));
+    if (e == cudaSuccess)
+        e = launch(l, absorbed_kernel, dim3(BLOCKS, a->heads), dim3(THREADS), query_bytes(0, query_weights(a, q_b)), BLOCKS, *a, p, l->stamp);
+    return e == cudaSuccess ? mla_attend(l, a) : e;
+}
+
 extern "C" cudaError_t kcu_mla_query(const struct kcu_launch *l, const struct kcu_mla *a, const struct kcu_latent *z, const struct kcu_mat *q_b)
 {
+    if (a->b.max_keys > NEAR_KEYS)
+        return query_far(l, a, z, q_b);
     const uint32_t cap = (a->b.max_keys + 31) / 32 * 32;
     const near_query p = {*z, *q_b, lanes_for(q_b->type, q_b->k, true), (uint32_t)query_at(cap)};
     const size_t weights = query_weights(a, q_b);
