@@ -175,6 +175,7 @@ struct cuda {
     struct cuda_nvml *nvml; /* or NULL */
     bool dead;            /* a device failed for good */
     uint64_t prepared;    /* generation of the choices that were looked at last */
+    uint64_t capturable[2]; /* by program: the last one all of whose choices can be captured */
     const struct backend_step *step;
     struct {
         bool asks;               /* the job at hand is a step that somebody may give up */

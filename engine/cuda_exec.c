@@ -287,7 +287,7 @@ static void sum_times(struct cuda *c, const struct program *p)
             if (t == 0 || t > next)
                 continue;
             us[at] = (float)(next - t) * 1e-3f;
-            if (p->ops[op].kind == OP_ALLREDUCE && ready >= t && ready <= next) { /* one launch for all ranks of the GPU */
+            if (ready >= t && ready <= next && p->ops[op].kind == OP_ALLREDUCE) { /* one launch for all ranks of the GPU */
                 const bool more = op + 1 < p->n_ops && (p->ops[op + 1].kind == OP_ADD || p->ops[op + 1].kind == OP_RMSNORM);
                 const struct backend_reduce r = {cuda_clock_us(g, t, zero), cuda_clock_us(g, ready, zero)};
                 for (uint32_t j = 0; j < g->n_local; j++) {
@@ -382,16 +382,29 @@ static enum rs_result renew_epochs(struct cuda *c, struct rs_error *err)
     return rc;
 }
 
-enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, struct rs_error *err)
+/* Looked at once for every generation of choices. */
+static enum rs_result check_capturable(struct cuda *c, const struct backend_step *s, struct rs_error *err)
 {
     const struct program *p = s->prog;
-    for (uint32_t i = 0; i < p->n_ops && s->graph && s->graph_guard; i++)
+    uint64_t *good = &c->capturable[cuda_prog(c, p)];
+    if (*good == s->generation)
+        return RS_OK;
+    for (uint32_t i = 0; i < p->n_ops; i++)
         if (s->choices[i].impl->not_capturable)
             return error_set(err, RS_ESTATE,
                              "cannot capture a graph: op %s uses %s=%s, which is not capturable (use eager mode, another implementation, "
                              "or graph.guard=off)",
                              p->ops[i].site, op_kind_name(p->ops[i].kind), s->choices[i].impl->name);
-    enum rs_result rc = renew_epochs(c, err);
+    *good = s->generation;
+    return RS_OK;
+}
+
+enum rs_result cuda_exec_step(struct cuda *c, const struct backend_step *s, struct rs_error *err)
+{
+    const struct program *p = s->prog;
+    enum rs_result rc = s->graph && s->graph_guard ? check_capturable(c, s, err) : RS_OK;
+    if (rc == RS_OK)
+        rc = renew_epochs(c, err);
     if (rc == RS_OK)
         rc = fill_meta(c, s, s->graph ? s->batch->bucket : s->batch->n_rows, err);
     if (rc == RS_OK && c->lim.span != NULL) /* reserve() is not called before every step there */

@@ -461,7 +461,7 @@ enum rs_result step_batch(struct engine *e, const struct probe_set *copies, bool
     if (shadowed && of_streams)
         shadow_look(e);
     uint32_t n_ops;
-    struct timing_step ts = {.prog = &e->rt->prog, .choices = st.choices, .op_us = b->ops->op_us(b, &n_ops),
+    struct timing_step ts = {.choices = st.choices, .op_us = b->ops->op_us(b, &n_ops),
                              .reduces = b->ops->reduces != NULL ? b->ops->reduces(b) : NULL, .wall_us = *wall_us, .graph = st.graph, .decode = decode,
                              .rows = e->batch.n_rows};
     timing_step(e->timing, &ts);

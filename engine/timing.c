@@ -31,8 +31,15 @@ struct mode_times {
     double *layer_us;
 };
 
+/* What a step's account needs of an op: the ops themselves fill a cache. */
+struct place {
+    uint8_t kind;
+    uint16_t layer; /* outside the layers: the number of these */
+};
+
 struct timing {
-    uint32_t n_ranks, n_layers, n_embd;
+    uint32_t n_ranks, n_layers, n_embd, n_ops;
+    struct place *place;          /* [n_ops] */
     struct rank_times *rank[2];   /* [graph][n_ranks] */
     struct mode_times mode[2][2]; /* [graph][decode] */
     struct hist step[2];          /* wall time of decode steps, by mode, for the snapshot */
@@ -59,7 +66,13 @@ enum rs_result timing_open(const struct program *p, struct timing **out, struct 
         t->n_embd = p->hp->n_embd;
         t->bytes_per_row = (uint64_t)p->hp->n_embd * sizeof(float);
         t->last_step = calloc(t->n_ranks, sizeof *t->last_step);
-        ok = t->last_step != NULL;
+        t->n_ops = p->n_ops;
+        t->place = calloc(p->n_ops, sizeof *t->place);
+        ok = t->last_step != NULL && t->place != NULL;
+        for (uint32_t i = 0; i < p->n_ops && ok; i++) {
+            const int layer = p->ops[i].layer;
+            t->place[i] = (struct place){(uint8_t)p->ops[i].kind, (uint16_t)(layer >= 0 && (uint32_t)layer < t->n_layers ? (uint32_t)layer : t->n_layers)};
+        }
         for (int g = 0; g < 2 && ok; g++)
             ok = (t->rank[g] = calloc(t->n_ranks, sizeof **t->rank)) != NULL;
         for (int i = 0; i < 4 && ok; i++)
@@ -87,6 +100,7 @@ void timing_close(struct timing *t)
     for (int g = 0; g < 2; g++)
         free(t->rank[g]);
     free(t->last_step);
+    free(t->place);
     free(t);
 }
 
@@ -183,13 +197,15 @@ void timing_step(struct timing *t, const struct timing_step *s)
     double ar_sum = 0, end = 0;
     struct mode_times *m = &t->mode[s->graph][s->decode];
     memset(t->last_step, 0, n * sizeof *t->last_step);
-    for (uint32_t i = 0; i < s->prog->n_ops; i++) {
-        const struct op *op = &s->prog->ops[i];
+    for (uint32_t i = 0; i < t->n_ops; i++) {
+        const struct place at = t->place[i];
         const float *us = s->op_us + (size_t)i * n;
         double slowest = 0;
         for (uint32_t r = 0; r < n; r++)
             slowest = (double)us[r] > slowest ? (double)us[r] : slowest;
-        if (op->kind == OP_ALLREDUCE) {
+        if (slowest <= 0 && at.kind != OP_ALLREDUCE) /* part of another one's launch */
+            continue;
+        if (at.kind == OP_ALLREDUCE) {
             const struct choice *c = s->choices != NULL ? &s->choices[i] : NULL;
             uint32_t bytes = c != NULL && c->bf16 ? 2 : 4;
             t->bytes_per_row = (uint64_t)t->n_embd * bytes;
@@ -201,8 +217,8 @@ void timing_step(struct timing *t, const struct timing_step *s)
                 t->last_step[r].busy_us += (double)us[r];
             }
         }
-        m->kind_us[op->kind] += slowest;
-        m->layer_us[op->layer >= 0 && (uint32_t)op->layer < t->n_layers ? (uint32_t)op->layer : t->n_layers] += slowest;
+        m->kind_us[at.kind] += slowest;
+        m->layer_us[at.layer] += slowest;
     }
     for (uint32_t r = 0; r < n; r++)
         end = t->last_step[r].clock > end ? t->last_step[r].clock : end;

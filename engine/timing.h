@@ -15,11 +15,11 @@
 
 struct timing;
 
+/* p: whose steps will be told of. */
 enum rs_result timing_open(const struct program *p, struct timing **out, struct rs_error *err);
 void timing_close(struct timing *t); /* NULL is allowed */
 
 struct timing_step {
-    const struct program *prog;
     const struct choice *choices; /* [op]: who is late on purpose; NULL: nobody */
     const float *op_us;   /* [op][rank] */
     const struct backend_reduce *reduces; /* [op][rank] by the devices' clocks; NULL: ranks are simulated */
