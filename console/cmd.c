@@ -129,7 +129,7 @@ enum exit_status cmd_run(const struct cmd_entry *e, int argc, char **argv)
         cmd_help(e, stdout);
         status = EXIT_OK;
     } else if (v.n_args < e->min_args) {
-        status = cmd_usage(e, "%s is missing", e->args);
+        status = v.n_args == 0 ? cmd_usage(e, "%s is missing", e->args) : cmd_usage(e, "%s wanted, and there is only '%s'", e->args, v.args[0]);
     } else if (v.n_args > e->max_args) {
         status = cmd_usage(e, "one argument too many: '%s'", v.args[e->max_args]);
     } else {

@@ -56,7 +56,7 @@ local function book() return notebook.open() end
 local function book_if_any()
   local ok, nb = pcall(notebook.open)
   if ok then return nb end
-  print("what is found is not kept: " .. (type(nb) == "table" and nb.msg or tostring(nb)))
+  print("what is found is not kept: " .. (tostring(nb):gsub("^%S+:%d+: ", "")))
   return notebook.open(":memory:")
 end
 

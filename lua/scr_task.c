@@ -109,12 +109,19 @@ struct scr_task *scr_task_find(struct scr_tasks *ts, unsigned id)
     return t;
 }
 
+/* "usage: ..." is about what was typed: where in the script that was found says nothing. */
+static bool about_usage(lua_State *co)
+{
+    const char *text = lua_type(co, -1) == LUA_TSTRING ? lua_tostring(co, -1) : NULL;
+    return text != NULL && strncmp(text, "usage: ", strlen("usage: ")) == 0;
+}
+
 int scr_task_take(lua_State *L, struct scr_task *t, int *n, char **trace)
 {
     int status = t->status;
     *n = status == LUA_OK ? t->n : 1;
     luaL_checkstack(L, *n + 1, "results");
-    if (status != LUA_OK && trace != NULL) {
+    if (status != LUA_OK && trace != NULL && !about_usage(t->co)) {
         luaL_traceback(L, t->co, NULL, 0);
         const char *s = lua_tostring(L, -1);
         *trace = s != NULL ? strdup(s) : NULL;

@@ -54,6 +54,7 @@ usage "of another command, without one" '^rankscope: unknown option -p; it is an
 usage "help about what is no command" "^rankscope: there is no command 'caht' .did you mean chat.." help caht
 usage "a script behind options" 'x.lua is a script, which comes first' --ranks 2 x.lua
 usage "an argument too many" "too many: 'you'" chat hello you
+usage "an argument too few" "IN OUT wanted, and there is only 'a.gguf'" quantize a.gguf
 usage "two prompts" "once what to ask: 'hello' or -p" chat -p Hi hello
 usage "chat without a prompt" 'with -p TEXT' chat
 usage "think and no-think" 'exclude each other' chat -p x --think --no-think

@@ -27,6 +27,11 @@ run compare-quants - "$abs_srcdir/tests/golden/fixture-v3.gguf"
 says "another model: much" 'mean [1-9]'
 run compare-quants -
 refuses "one file only" "usage"
+tap_eq "and nothing else" "$(wc -l <"$TEST_SCRATCH/err")" 1
+run sweep --rnaks 2
+refuses "an option that there is not" "there is no option --rnaks; there are --model TEXT, --ranks NUMBER, --repeats NUMBER"
+run sweep --help
+refuses "--help lists the options" "options are --model TEXT, --ranks NUMBER"
 run sweep slot_order=slot,file --repeats 1 "What is the capital of France?"
 says "sweep shows the values" '^file +WRONG'
 says "and says what they do" 'slot_order=file breaks the answer'
