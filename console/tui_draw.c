@@ -213,6 +213,17 @@ static void draw_corner(struct tui *t, int panel, uint8_t role, const char *text
         grid_str(&t->grid, r->y, r->x + r->w - n - 2, n, role, text);
 }
 
+/* Where not all ranks find room: which of them are in sight. */
+static void draw_ranks_corner(struct tui *t, int rows)
+{
+    char text[48];
+    const int n = t->data.have ? (int)t->data.snap.n_ranks : 0, top = t->lists[TUI_RANKS].top;
+    if (n <= rows)
+        return;
+    snprintf(text, sizeof text, " %d-%d of %d ", top, top + rows - 1 < n ? top + rows - 1 : n - 1, n);
+    draw_corner(t, TUI_RANKS, ROLE_DIM, text);
+}
+
 static void draw_panel(struct tui *t, int panel)
 {
     struct grid_rect r = t->layout.inner[panel];
@@ -230,7 +241,10 @@ static void draw_panel(struct tui *t, int panel)
         if (t->chat.n == 0 && r.h > 1)
             grid_str(&t->grid, r.y + 1, r.x, r.w, ROLE_DIM, t->con->others);
         break;
-    case TUI_RANKS: tui_draw_ranks(t, r); break;
+    case TUI_RANKS:
+        tui_draw_ranks(t, r);
+        draw_ranks_corner(t, r.h - 1);
+        break;
     case TUI_ALLREDUCE: tui_draw_allreduce(t, r); break;
     case TUI_STEP: tui_draw_step(t, r); break;
     case TUI_OPS:

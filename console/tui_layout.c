@@ -217,8 +217,11 @@ static bool present(const struct work *k, int i)
     return false;
 }
 
-/* What makes panels comfortable: that all ranks are in sight, in Ranks, then in All-reduce as well, which has a line more above them. */
-enum comfort { LEAST, RANKS, REDUCES };
+/* What makes panels comfortable: that some lines of the chat are in sight, then all ranks, in Ranks, then in All-reduce as well, which has a line more above
+ * them. */
+enum comfort { LEAST, LINES, RANKS, REDUCES };
+
+#define CHAT_LINES 5
 
 /* What a branch needs with its frames. */
 static struct size need(const struct work *k, int i, enum comfort comfort)
@@ -227,7 +230,10 @@ static struct size need(const struct work *k, int i, enum comfort comfort)
     struct size s = {0, 0};
     if (n->kind == TUI_LEAF) {
         int rows = s_least[least(n->panel)].rows;
-        int want = n->panel == TUI_RANKS && comfort >= RANKS ? k->want_ranks : n->panel == TUI_ALLREDUCE && comfort >= REDUCES ? k->want_ranks + 1 : 0;
+        int want = n->panel == TUI_CHAT && comfort >= LINES          ? CHAT_LINES
+                   : n->panel == TUI_RANKS && comfort >= RANKS       ? k->want_ranks
+                   : n->panel == TUI_ALLREDUCE && comfort >= REDUCES ? k->want_ranks + 1
+                                                                     : 0;
         rows = want > rows ? want : rows;
         return (struct size){rows + (k->out->boxed ? 2 : 1), s_least[least(n->panel)].cols + (k->out->boxed ? 2 : 1)};
     }
@@ -265,7 +271,7 @@ static void deal(const struct work *k, const int *child, int n, bool rows, int l
         size[i] = rows ? s.h : s.w;
         used += size[i];
     }
-    for (enum comfort comfort = RANKS; comfort <= REDUCES; comfort++)
+    for (enum comfort comfort = LINES; comfort <= REDUCES; comfort++)
         for (int i = 0; i < n; i++) {
             struct size s = need(k, child[i], comfort);
             int more = (rows ? s.h : s.w) - size[i], left = length - used;

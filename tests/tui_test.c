@@ -134,6 +134,9 @@ static void test_layout(void)
     tui_layout_compute(&t, &a, &l);
     tap_ok(l.shown[TUI_CHAT] && l.shown[TUI_RANKS] && l.inner[TUI_RANKS].h >= 9, "80x24: chat, and 8 ranks under their heading");
     tap_eq_int(l.prompt.h, 4, "80x24: three rows of prompt under its rule");
+    a = (struct tui_layout_args){20, 60, 1, 9, -1};
+    tui_layout_compute(&t, &a, &l);
+    tap_ok(l.inner[TUI_CHAT].h == 5 && l.inner[TUI_RANKS].h == 7, "60x20: some lines of chat before all ranks");
     a = (struct tui_layout_args){14, 80, 1, 9, -1};
     tui_layout_compute(&t, &a, &l);
     tap_ok(l.too_small, "14 rows are too few");
