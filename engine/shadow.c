@@ -205,7 +205,7 @@ static enum rs_result output_before(const struct shadow_step *s, const struct op
         from = kept(s, o, true, OP_MAX_IN, rank);
     else if (o->kind == OP_GATHER)
         from = was; /* what other ranks have there is theirs */
-    if (rc == RS_OK && from != NULL)
+    if (rc == RS_OK && from != NULL && from->rows > 0)
         memcpy(out->data, from->data, sizeof *out->data * out->rows * out->width);
     return rc;
 }
