@@ -7,8 +7,8 @@
 #include "kernels/cuda/dot.cuh"
 #include "kernels/cuda/tensor.cuh"
 
-/* Blocks that a multiprocessor holds together; shared memory that a block has besides (static, and what the system keeps). */
-enum { BULK_PER_SM = 3, BULK_RESERVED = 10 * 1024 };
+/* Shared memory that a block has besides: static, and what the system keeps. */
+enum { BULK_RESERVED = 12 * 1024 };
 
 struct bulk_device {
     uint32_t sms;

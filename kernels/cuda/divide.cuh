@@ -9,7 +9,7 @@
  * still finds cache. A hint: where it cannot be had nothing is lost. */
 template <class K> static inline void divide_alike(K *kernel)
 {
-    enum { PERCENT = 58 };
+    enum { PERCENT = 72 };
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, PERCENT) != cudaSuccess)
         (void)cudaGetLastError();
 }

@@ -1,115 +1,116 @@
 /* The experts of a lone row where all that is read of them fits into the multiprocessors' shared memory at once.
  *
- * Such products last as long as the memory's latency, several times over where a thread loads in rounds. Here one copy per warp brings all its rows as
- * soon as it is known which they are: the shared expert's before the predecessor has ended, the others' when the choice has been made. All blocks are
- * resident together, so every byte is on its way at the same time. The int8 form of the activation is made by the down projection's blocks, each for
- * itself: its blocks of 32 values need not lie in one block of threads. */
+ * Such products last as long as the memory's latency, several times over where a thread loads in rounds. Here each multiprocessor has one block, and one
+ * copy per warp brings all its rows as soon as it is known which they are: the shared expert's before the predecessor has ended, the others' when the
+ * choice has been made. So every byte is on its way at the same time, and whatever else a block needs it asks for before: behind those copies it would
+ * wait for them. The int8 form of the activation is made by the down projection's blocks, each for itself: its blocks of 32 values need not lie in one
+ * block of threads. */
 #include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/divide.cuh"
 #include "kernels/cuda/router.cuh"
 
-enum { WARPS = 8, THREADS = 32 * WARPS, MOST = 4 /* outputs of a warp */ };
+enum { MAX_WARPS = 32, LEAST_WARPS = 8 /* that look for the choice */, THREADS = 32 * MAX_WARPS };
 enum { MAX_SLICE = 512 /* outputs: of more, the kernels that go through registers are as fast */ };
 enum { DOWN_SLOTS = 16, DOWN_ROWS = 64, DOWN_THREADS = 640, QUADS = 4 /* of activations per thread */ };
 
-/* One of the two kinds of gated projection: `warps` of a block have `outputs` each; `blocks` per matrix. */
-struct gated_part {
-    struct kcu_gated g;
-    uint32_t blocks, warps, outputs;
-};
-
+/* A warp per pair of rows, gate and up: `pairs` of an expert's in a block, then some of the shared one's. */
 struct gated_row {
-    struct gated_part experts, shared;
+    struct kcu_gated experts, shared;
     struct kcu_route route;
-    uint32_t shared_blocks, weight_bytes;
+    uint32_t blocks, pairs, shared_pairs; /* of an expert; of these in each; of the shared expert in each of all blocks */
+    uint32_t shared_at, acts_at;          /* where they lie in shared memory, behind the experts' */
 };
 
-/* A warp: n pairs of rows of gate and up; lane i has the products of pair i. A unit of activations is read once for both. */
-template <class F>
-static __device__ __forceinline__ void pairs_shared(const uint8_t *w, uint32_t pitch, uint32_t n, uint32_t k, const uint8_t *xs, float *gate, float *up)
+/* Unit u of activations in shared memory, chunks as format E has them, for format F; *blocks: its blocks. */
+template <class F, class E> static __device__ __forceinline__ const uint8_t *staged_unit(const uint8_t *xs, uint32_t u, const uint8_t **blocks)
 {
-    const uint32_t lane = threadIdx.x % 32;
-    float a[MOST] = {}, b[MOST] = {};
-    for (uint32_t u = lane; u < k / F::W; u += 32)
-#pragma unroll
-        for (uint32_t o = 0; o < MOST; o++) {
-            if (o >= n)
-                break;
-            typename F::raw r[2];
-            int q[2][F::W / 4];
-            float d[2][F::NS], m[2][F::NS];
-            F::template fetch<STAGED>(w + o * pitch, k, u, r[0]);
-            F::template fetch<STAGED>(w + (n + o) * pitch, k, u, r[1]);
-            F::unpack(r[0], u, q[0], d[0], m[0]);
-            F::unpack(r[1], u, q[1], d[1], m[1]);
-            const uint8_t *x = xs + u * staged<F>::STRIDE;
-            a[o] = unit_q8<F>(q[0], d[0], m[0], x, x + F::W, a[o]);
-            b[o] = unit_q8<F>(q[1], d[1], m[1], x, x + F::W, b[o]);
-        }
-    *gate = *up = 0;
-#pragma unroll
-    for (uint32_t o = 0; o < MOST; o++) {
-        if (o >= n)
-            break;
-        const float g = warp_sum(a[o], 32), v = warp_sum(b[o], 32);
-        if (lane == o)
-            *gate = g, *up = v;
-    }
+    static_assert(F::W == 32 || E::W == 64, "a chunk holds one unit or two");
+    const uint32_t chunk = u * F::W / E::W, part = u % (E::W / F::W);
+    const uint8_t *x = xs + chunk * staged<E>::STRIDE;
+    *blocks = x + E::W + part * (F::W / 2);
+    return x + part * F::W;
 }
 
-/* A block's outputs. route NULL: the matrix is known from the start. */
-template <int T>
-static __device__ __forceinline__ void gated_block(const gated_part &p, const struct kcu_route *route, uint32_t block, uint8_t *w, uint8_t *xs,
-                                                   uint64_t *barrier, choice_room &room, uint64_t *at)
+/* A warp: two rows of format F, one behind the other, by activations staged for E, which are read once for both. All lanes have both results. */
+template <class F, class E>
+static __device__ __forceinline__ void pair_shared(const uint8_t *w, uint32_t pitch, uint32_t k, const uint8_t *xs, float *gate, float *up)
 {
-    typedef fmt<T> F;
-    const struct kcu_gated &g = p.g;
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, pair = block / p.blocks, pitch = (uint32_t)g.gate.pitch, k = g.gate.k;
-    const uint32_t row0 = (block % p.blocks * p.warps + warp) * p.outputs, half = g.gate.rows,
-                   n = warp >= p.warps || row0 >= half ? 0 : min(p.outputs, half - row0);
-    const size_t from = (size_t)row0 * pitch;
-    const uint32_t tag = route != nullptr ? tag_of(route->words) : 0;
-    w += (size_t)warp * p.outputs * 2 * pitch;
-    barrier += warp;
-    if (route == nullptr && lane == 0 && n != 0)
-        bring(w, g.gate.w + from, g.up.w + from, n * pitch, barrier);
-    if (route != nullptr) {
-        choose_passed(*route, tag, block == 0, room);
-        const size_t mat = (uint32_t)room.id[pair] - g.expert0;
-        if (lane == 0 && n != 0)
-            bring(w, g.gate.w + mat * g.gate.mat_pitch + from, g.up.w + mat * g.up.mat_pitch + from, n * pitch, barrier);
+    float a = 0, b = 0;
+    for (uint32_t u = threadIdx.x % 32; u < k / F::W; u += 32) {
+        typename F::raw r[2];
+        int q[2][F::W / 4];
+        float d[2][F::NS], m[2][F::NS];
+        F::template fetch<STAGED>(w, k, u, r[0]);
+        F::template fetch<STAGED>(w + pitch, k, u, r[1]);
+        F::unpack(r[0], u, q[0], d[0], m[0]);
+        F::unpack(r[1], u, q[1], d[1], m[1]);
+        const uint8_t *blocks, *x = staged_unit<F, E>(xs, u, &blocks);
+        a = unit_q8<F>(q[0], d[0], m[0], x, blocks, a);
+        b = unit_q8<F>(q[1], d[1], m[1], x, blocks, b);
     }
-    if (route == nullptr || route->pre.x != nullptr) /* else the row is there, since the router has waited for it before it made logits */
-        pdl_wait();
-    pdl_release(); /* not before: blocks of the down projections would only look for the choice */
+    *gate = warp_sum(a, 32);
+    *up = warp_sum(b, 32);
+}
+
+/* One thread: pair `row` of matrix mat. */
+static __device__ __forceinline__ void bring_pair(uint8_t *to, const struct kcu_gated &g, size_t mat, uint32_t row, uint64_t *barrier)
+{
+    const size_t from = (size_t)row * g.gate.pitch;
+    bring(to, g.gate.w + mat * g.gate.mat_pitch + from, g.up.w + mat * g.up.mat_pitch + from, (uint32_t)g.gate.pitch, barrier);
+}
+
+/* One thread; pair: which of the experts used. */
+static __device__ __forceinline__ void leave_pair(const struct kcu_gated &g, uint32_t pair, uint32_t row, float gate, float up)
+{
+    const float a = g.swapped ? up : gate, b = g.swapped ? gate : up; /* swapped: what stands first is taken for the gate */
+    g.gu[pair * g.gu_pitch + row] = a;
+    g.gu[pair * g.gu_pitch + g.gate.rows + row] = b;
+    g.act[pair * g.act_pitch + row] = silu(a) * b;
+}
+
+template <int E> static __global__ void __launch_bounds__(THREADS, 1) gated_kernel(const __grid_constant__ gated_row t, uint64_t *at)
+{
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ __align__(8) uint64_t barrier[MAX_WARPS];
+    __shared__ __align__(16) choice_room room;
+    typedef fmt<E> F;
+    typedef fmt<KRN_Q8_0> S;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, pair = blockIdx.x / t.blocks;
+    const bool mine = warp >= t.pairs; /* the shared expert's */
+    const struct kcu_gated &g = mine ? t.shared : t.experts;
+    const uint32_t row = mine ? blockIdx.x * t.shared_pairs + warp - t.pairs : blockIdx.x % t.blocks * t.pairs + warp, pitch = (uint32_t)g.gate.pitch;
+    const bool has = row < g.gate.rows && warp < t.pairs + t.shared_pairs;
+    uint8_t *w = shared + (mine ? t.shared_at + (warp - t.pairs) * 2 * pitch : warp * 2 * pitch), *xs = shared + t.acts_at;
+    const uint32_t tag = tag_of(t.route.words);
+    if (mine && has && lane == 0)
+        bring_pair(w, g, 0, row, barrier + warp);
+    const float own = await_logit(t.route, tag);
     stamp(at);
-    stage_async<F>(g.in.q8, k, xs, THREADS);
+    const bool there = t.route.pre.x == nullptr; /* the row: the router has waited for it before it made logits; else it makes it meanwhile */
+    if (there)
+        stage_async<F>(t.experts.in.q8, t.experts.gate.k, xs, blockDim.x);
+    choose_passed(t.route, tag, own, blockIdx.x == 0, room);
+    if (!mine && has && lane == 0)
+        bring_pair(w, g, (uint32_t)room.id[pair] - g.expert0, row, barrier + warp);
+    pdl_release(); /* not before: blocks of the down projections would only look for the choice */
+    if (!there) {
+        pdl_wait();
+        stage_async<F>(t.experts.in.q8, t.experts.gate.k, xs, blockDim.x);
+    }
     copies_wait_all();
     __syncthreads();
-    if (n != 0) {
-        receive(barrier);
+    if (has) {
         float gate, up;
-        pairs_shared<F>(w, pitch, n, k, xs, &gate, &up);
-        if (lane < n) {
-            const float a = g.swapped ? up : gate, b = g.swapped ? gate : up; /* swapped: what stands first is taken for the gate */
-            g.gu[pair * g.gu_pitch + row0 + lane] = a;
-            g.gu[pair * g.gu_pitch + half + row0 + lane] = b;
-            g.act[pair * g.act_pitch + row0 + lane] = silu(a) * b;
-        }
+        receive(barrier + warp);
+        if (mine)
+            pair_shared<S, F>(w, pitch, g.gate.k, xs, &gate, &up);
+        else
+            pair_shared<F, F>(w, pitch, g.gate.k, xs, &gate, &up);
+        if (lane == 0)
+            leave_pair(g, mine ? 0 : pair, row, gate, up);
     }
     pdl_wait(); /* whoever waits for this kernel's end waits for the router's, too */
-}
-
-template <int E> static __global__ void __launch_bounds__(THREADS, BULK_PER_SM) gated_kernel(const __grid_constant__ gated_row t, uint64_t *at)
-{
-    extern __shared__ __align__(128) uint8_t w[];
-    __shared__ __align__(8) uint64_t barrier[WARPS];
-    __shared__ __align__(16) choice_room room;
-    if (blockIdx.x < t.shared_blocks)
-        gated_block<KRN_Q8_0>(t.shared, nullptr, blockIdx.x, w, w + t.weight_bytes, barrier, room, at);
-    else
-        gated_block<E>(t.experts, &t.route, blockIdx.x - t.shared_blocks, w, w + t.weight_bytes, barrier, room, at);
 }
 
 /* Of several parts of a row's sum: a warp per slot (an expert, or the shared one last) or several. */
@@ -218,47 +219,31 @@ static bool k_quant(uint32_t type)
     return type == KRN_Q4_K || type == KRN_Q5_K || type == KRN_Q6_K;
 }
 
-/* Shares of blocks and warps: the smallest with which all blocks are resident at once. */
+/* As few pairs in a block as let every block have a multiprocessor. */
 static bool plan_gated(const struct kcu_gated *e, const struct kcu_gated *s, const struct kcu_route *choose, gated_row *t, uint32_t *blocks,
                        size_t *bytes)
 {
     if (choose == NULL || !there(e) || e->n != 1 || e->gate.type != e->up.type || !k_quant(e->gate.type) || e->in.q8 == NULL ||
         e->gate.n_mats < choose->n_experts || e->gate.rows > MAX_SLICE)
         return false;
-    if (there(s) && (s->gate.type != KRN_Q8_0 || s->up.type != KRN_Q8_0 || s->in.q8 == NULL))
+    if (there(s) &&
+        (s->gate.type != KRN_Q8_0 || s->up.type != KRN_Q8_0 || s->in.q8 != e->in.q8 || s->gate.k != e->gate.k || s->gate.k % 64 != 0))
         return false;
     const bulk_device d = bulk_device_here();
-    const size_t acts_e = staged_bytes(e->gate.type, e->gate.k), acts_s = there(s) ? staged_bytes(KRN_Q8_0, s->gate.k) : 0,
-                 acts = acts_e > acts_s ? acts_e : acts_s, room = d.shared / BULK_PER_SM, pair_e = 2 * e->gate.pitch,
-                 pair_s = there(s) ? 2 * s->gate.pitch : 0;
-    t->experts = {*e, 0, WARPS, 0};
-    t->shared = {};
-    t->route = *choose;
-    for (uint32_t n = 1; n <= MOST; n++) {
-        size_t w = WARPS * n * pair_e;
-        w = w > pair_s ? w : pair_s;
-        if (w + acts + BULK_RESERVED > room)
-            return false;
-        t->experts.outputs = n;
-        t->experts.blocks = (e->gate.rows + WARPS * n - 1) / (WARPS * n);
-        t->shared_blocks = 0;
-        if (there(s)) {
-            t->shared = {*s, 0, 0, 0};
-            for (uint32_t warps = WARPS; warps > 0; warps--) {
-                const uint32_t fit = (uint32_t)(w / (warps * pair_s)), outputs = fit < MOST ? fit : MOST;
-                if (warps * outputs > t->shared.warps * t->shared.outputs)
-                    t->shared.warps = warps, t->shared.outputs = outputs;
-            }
-            const uint32_t per = t->shared.warps * t->shared.outputs;
-            t->shared_blocks = t->shared.blocks = (s->gate.rows + per - 1) / per;
-        }
-        t->weight_bytes = (uint32_t)w;
-        *bytes = w + acts;
-        *blocks = t->shared_blocks + e->n_used * t->experts.blocks;
-        if (*blocks <= BULK_PER_SM * d.sms)
-            return true;
+    *t = {*e, {}, *choose, 0, 0, 0, 0, 0};
+    do {
+        t->pairs++;
+        t->blocks = (e->gate.rows + t->pairs - 1) / t->pairs;
+        *blocks = t->blocks * e->n_used;
+    } while (*blocks > d.sms && t->pairs < MAX_WARPS);
+    if (there(s)) {
+        t->shared = *s;
+        t->shared_pairs = (s->gate.rows + *blocks - 1) / *blocks;
     }
-    return false;
+    t->shared_at = (uint32_t)(t->pairs * 2 * e->gate.pitch);
+    t->acts_at = (uint32_t)(t->shared_at + t->shared_pairs * 2 * t->shared.gate.pitch);
+    *bytes = t->acts_at + staged_bytes(e->gate.type, e->gate.k);
+    return *blocks <= d.sms && t->pairs + t->shared_pairs <= MAX_WARPS && *bytes + BULK_RESERVED <= d.shared;
 }
 
 extern "C" bool kcu_gated_leaves_int8(const struct kcu_gated *experts, const struct kcu_gated *shared, const struct kcu_route *choose)
@@ -271,8 +256,9 @@ extern "C" bool kcu_gated_leaves_int8(const struct kcu_gated *experts, const str
 
 template <int E> static cudaError_t gated(const struct kcu_launch *l, const gated_row &t, uint32_t blocks, size_t bytes)
 {
+    const uint32_t warps = t.pairs + t.shared_pairs;
     divide_alike(gated_kernel<E>);
-    return bulk_launch(l, gated_kernel<E>, dim3(blocks), dim3(THREADS), bytes, t, l->stamp);
+    return bulk_launch(l, gated_kernel<E>, dim3(blocks), dim3(32 * (warps < LEAST_WARPS ? LEAST_WARPS : warps)), bytes, t, l->stamp);
 }
 
 cudaError_t experts_gated(const struct kcu_launch *l, const struct kcu_gated *experts, const struct kcu_gated *shared, const struct kcu_route *choose)
@@ -289,7 +275,7 @@ cudaError_t experts_gated(const struct kcu_launch *l, const struct kcu_gated *ex
     }
 }
 
-/* Two blocks per multiprocessor at most. */
+/* One block per multiprocessor. */
 static bool plan_down(const struct kcu_down *a, down_row *t, uint32_t *blocks, size_t *bytes, uint32_t *lpr)
 {
     const bool shared = a->shared.w != NULL;
@@ -302,16 +288,18 @@ static bool plan_down(const struct kcu_down *a, down_row *t, uint32_t *blocks, s
     if (d.shared == 0 || slots > DOWN_SLOTS)
         return false;
     *lpr = units <= 4 ? 4 : 8;
-    const uint32_t group = 32 / *lpr, rows = (a->width + 2 * d.sms - 1) / (2 * d.sms);
+    const uint32_t group = 32 / *lpr, rows = d.sms != 0 ? (a->width + d.sms - 1) / d.sms : 0;
     t->d = *a;
     t->route = *a->choose;
     t->rows = (rows + group - 1) / group * group;
     t->warps = (k + 128 * QUADS - 1) / (128 * QUADS);
+    if (t->warps < (t->rows + 31) / 32) /* a thread of the first slot for each sum */
+        t->warps = (t->rows + 31) / 32;
     t->weight_bytes = (uint32_t)(t->rows * (a->n_used * a->down.pitch + (shared ? a->shared.pitch : 0)));
     t->row_bytes = (uint32_t)((staged_bytes(a->down.type, a->down.k) + 15) / 16 * 16);
     *bytes = t->weight_bytes + a->n_used * t->row_bytes + (shared ? staged_bytes(KRN_Q8_0, a->shared.k) : 0);
     *blocks = (a->width + t->rows - 1) / t->rows;
-    return t->rows <= DOWN_ROWS && t->rows <= 32 * t->warps && t->warps * slots * 32 <= DOWN_THREADS && *bytes + BULK_RESERVED <= d.shared / 2;
+    return t->rows <= DOWN_ROWS && t->warps * slots * 32 <= DOWN_THREADS && *bytes + BULK_RESERVED <= d.shared;
 }
 
 extern "C" bool kcu_down_makes_int8(const struct kcu_down *a)

@@ -142,7 +142,7 @@ static __global__ void __launch_bounds__(MAXT, 1024 / MAXT) gated_int8_kernel(co
         pdl_wait();
         if (t.chooses) {
             pdl_release();
-            choose_passed(t.route, tag, blockIdx.x == 0 && task.pair == 0, room);
+            choose_passed(t.route, tag, await_logit(t.route, tag), blockIdx.x == 0 && task.pair == 0, room);
         }
     }
     const uint8_t *q8 = g.in.q8 + task.row * g.in.q8_pitch;

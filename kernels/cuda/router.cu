@@ -125,7 +125,8 @@ static __global__ void __launch_bounds__(THREADS) choose_kernel(const __grid_con
     __shared__ __align__(16) choice_room room;
     pdl_wait();
     pdl_release();
-    choose_passed(a, tag_of(a.words), true, room);
+    const uint32_t tag = tag_of(a.words);
+    choose_passed(a, tag, await_logit(a, tag), true, room);
 }
 
 static bool in_range(const struct kcu_route *a)

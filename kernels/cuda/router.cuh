@@ -196,11 +196,18 @@ static __device__ __forceinline__ void choose(const struct kcu_route &a, uint32_
     choose_of(a, row, [&](uint32_t i) { return __ldcg(logits + i); }, true, writes, c);
 }
 
-/* Of a lone row whose logits come as words; who writes passes the choice as words, too. */
-static __device__ __forceinline__ void choose_passed(const struct kcu_route &a, uint32_t tag, bool writes, choice_room &c)
+/* Of a lone row whose logits come as words: one that this thread needs, so that a block that has it may ask for what was there before the router. */
+static __device__ __forceinline__ float await_logit(const struct kcu_route &a, uint32_t tag)
 {
-    choose_of(a, 0, [&](uint32_t i) { return __uint_as_float(await_passed(a.words.at + i, tag)); }, false, writes, c);
-    const uint32_t t = flat_thread();
+    return __uint_as_float(await_passed(a.words.at + flat_thread() % a.n_experts, tag));
+}
+
+/* The choice, from that one and the others; who writes passes it as words, too. */
+static __device__ __forceinline__ void choose_passed(const struct kcu_route &a, uint32_t tag, float own, bool writes, choice_room &c)
+{
+    const uint32_t t = flat_thread(), first = t % a.n_experts;
+    choose_of(
+        a, 0, [&](uint32_t i) { return i == first ? own : __uint_as_float(await_passed(a.words.at + i, tag)); }, false, writes, c);
     if (writes && t < a.n_used) { /* the threads that have made the weights */
         pass(a.words.at + a.n_experts + 2 * t, (uint32_t)c.id[t], tag);
         pass(a.words.at + a.n_experts + 2 * t + 1, __float_as_uint(c.weight[t]), tag);
