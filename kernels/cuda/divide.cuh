@@ -5,8 +5,8 @@
 
 #include <cuda_runtime.h>
 
-/* The kernels of a lone row's layer on one of many ranks ask for the same: a bit more than half as shared memory, so that what is loaded into registers
- * still finds cache. A hint: where it cannot be had nothing is lost. */
+/* The kernels of a lone row's layer on one of many ranks ask for the same: so much shared memory that a block of the experts' (experts.cu) finds room, so
+ * that what is loaded into registers still finds cache. A hint: where it cannot be had nothing is lost. */
 template <class K> static inline void divide_alike(K *kernel)
 {
     enum { PERCENT = 72 };
