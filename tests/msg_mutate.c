@@ -121,7 +121,8 @@ static void undo(struct rs_engine *e)
 
 int main(int argc, char **argv)
 {
-    unsigned long requests = argc > 1 ? strtoul(argv[1], NULL, 10) : getenv("RANKSCOPE_LONG") != NULL ? 20000 : 600, good = 0, unclear = 0, silent = 0;
+    const unsigned long usual = getenv("RANKSCOPE_LONG") != NULL ? 20000 : tap_short() ? 200 : 600;
+    unsigned long requests = argc > 1 ? strtoul(argv[1], NULL, 10) : usual, good = 0, unclear = 0, silent = 0;
     uint64_t s = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     static char args[8192];
     int32_t before[12], after[12];
