@@ -388,9 +388,11 @@ enum rs_result cuda_selftest(int dev, bool small, void (*report)(void *arg, cons
     check_mla(&t, KRN_CACHE_F32, 4, small ? 130 : 2500, 2, 512, 64);
     check_mla(&t, KRN_CACHE_BF16, 3, 33, 1, 128, 32);
     check_mla(&t, KRN_CACHE_F16, 4, 37, 1, 512, 64);
-    if (!small)
-        check_mla(&t, KRN_CACHE_F16, 3, 500, 1, 512, 64);
     check_mla(&t, KRN_CACHE_F16, 5, 777, 1, 512, 64);
+    if (!small) {
+        check_mla(&t, KRN_CACHE_F16, 3, 500, 1, 512, 64);
+        check_mla(&t, KRN_CACHE_F16, 9, 2500, 1, 512, 64);
+    }
     cuda_selftest_row(&t);
     cuda_selftest_experts(&t);
     cuda_selftest_half(&t);

@@ -69,6 +69,7 @@ CUDA_SOURCES = \
 	kernels/cuda/linear.cu \
 	kernels/cuda/mla.cu \
 	kernels/cuda/mla_batch.cu \
+	kernels/cuda/mla_lone.cu \
 	kernels/cuda/moe.cu \
 	kernels/cuda/moe_gemm.cu \
 	kernels/cuda/probe.cu \

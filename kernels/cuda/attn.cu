@@ -458,12 +458,14 @@ static struct parts parts_of(const struct kcu_mla *a, uint32_t row0, uint32_t ro
 /* Rows whose queries are absorbed: attend, carry out. */
 static cudaError_t attend(const struct kcu_launch *l, const struct kcu_mla *a, const struct parts &p, uint32_t rows)
 {
-    cudaError_t e = a->cache_type == KCU_CACHE_F32   ? split<KCU_CACHE_F32>(l, a, p, rows)
+    const bool lone = rows == 1 && mla_join_takes(a);
+    cudaError_t e = lone && a->sel == NULL           ? mla_lone(l, a, p)
+                    : a->cache_type == KCU_CACHE_F32 ? split<KCU_CACHE_F32>(l, a, p, rows)
                     : a->cache_type == KCU_CACHE_F16 ? split<KCU_CACHE_F16>(l, a, p, rows)
                                                      : split<KCU_CACHE_BF16>(l, a, p, rows);
     if (e != cudaSuccess)
         return e;
-    if (rows == 1 && mla_join_takes(a))
+    if (lone)
         return mla_join(l, a, p);
     return launch(l, all_q8_0(a) ? output_kernel<KRN_Q8_0> : output_kernel<ANY_TYPE>, dim3((a->v + 31) / 32, a->heads, rows), dim3(256), 0, 0, *a,
                   p);

@@ -56,5 +56,7 @@ cudaError_t mla_attend(const struct kcu_launch *l, const struct kcu_mla *a);
 /* mla.cu: join the splits of a lone row and carry the mixtures out, where that may round otherwise than among many rows. */
 bool mla_join_takes(const struct kcu_mla *a);
 cudaError_t mla_join(const struct kcu_launch *l, const struct kcu_mla *a, const struct parts &p);
+/* mla_lone.cu: the splits before it, of a row that mla_join() takes, all of whose keys count. */
+cudaError_t mla_lone(const struct kcu_launch *l, const struct kcu_mla *a, const struct parts &p);
 
 #endif
