@@ -27,6 +27,6 @@ enum op_arith arith_used(struct backend *b, const struct program *p, const struc
 
 const char *arith_name(enum op_arith a)
 {
-    static const char *const NAMES[] = {NULL, "f32", "f16", "int8"};
+    static const char *const NAMES[] = {NULL, "f32", "f16", "int8", "int8 as f16"};
     return NAMES[a];
 }

@@ -361,6 +361,12 @@ static enum rs_result run_op(struct cuda_walk *w)
     return RS_OK;
 }
 
+/* Must a row's result not depend on the number of rows? Where short prompts are kernels for few rows, which round weights to f16, are left out as well. */
+static bool fixed_rows(const struct backend_step *s, uint32_t rows)
+{
+    return !s->fast || (rows < CUDA_MANY_ROWS && (cuda_lists_sorts(s->batch) & CUDA_PROMPT) != 0);
+}
+
 static void begin(struct cuda_walk *w, struct cuda_gpu *g, const struct backend_step *s, uint32_t rows, uint32_t keys, struct rs_error *err)
 {
     *w = (struct cuda_walk){.g = g,
@@ -371,7 +377,7 @@ static void begin(struct cuda_walk *w, struct cuda_gpu *g, const struct backend_
                             .rows = rows,
                             .keys = keys,
                             .n_logits = cuda_lists_logits(g->c, s),
-                            .l = {.stream = g->stream, .fixed = !s->fast},
+                            .l = {.stream = g->stream, .fixed = fixed_rows(s, rows)},
                             .fuse = g->c->cfg.fuse,
                             .err = err};
     g->n_launched = g->n_kernels = 0;

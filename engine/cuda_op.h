@@ -92,6 +92,13 @@ static inline void cuda_op_note(const struct cuda_walk *w, const struct cuda_ran
     r->arith[w->p][op->index] = many ? ARITH_F16 : int8 ? ARITH_INT8 : ARITH_F32;
 }
 
+/* Noted as from the int8 form: does a kernel of few rows make f16 of it? */
+static inline void cuda_op_note_few(const struct cuda_walk *w, const struct cuda_rank *r, const struct op *op, bool few)
+{
+    if (few)
+        r->arith[w->p][op->index] = ARITH_INT8_F16;
+}
+
 /* The op's input of width k, with its int8 form where a matrix can use it; made now if no kernel has made it. */
 enum rs_result cuda_op_input(struct cuda_walk *w, struct cuda_rank *r, const struct op_ref *ref, uint32_t k, bool int8, uint32_t n,
                              struct kcu_rows_in *in);

@@ -136,7 +136,7 @@ enum rs_result cuda_op_mla(struct cuda_walk *w, struct cuda_rank *r)
         return RS_OK;
     const bool expanded = strcmp(w->ch->impl->name, "expanded") == 0, aside = cuda_op_aside(w, op),
                many = !expanded && !aside && kcu_mla_on_cores(&a);
-    cuda_op_set_q8(w, r, BUF_O, a.q8 != NULL && !many);
+    cuda_op_set_q8(w, r, BUF_O, a.q8 != NULL && (!many || kcu_mla_leaves_int8(&a)));
     cuda_op_note(w, r, op, many, false); /* what it has computed itself it multiplies as it is, or in f16 */
     if (aside)
         return mla_aside(w, &a);

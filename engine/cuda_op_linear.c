@@ -38,6 +38,7 @@ enum rs_result cuda_op_linear(struct cuda_walk *w, struct cuda_rank *r)
     const struct cuda_residual to = cuda_op_residual(w, r, 1);
     a.x = to.x;
     a.x_pitch = to.pitch;
+    cuda_op_note_few(w, r, op, kcu_linear_few(&w->l, &a));
     CUDA_OP_RUN(kcu_linear(&w->l, &a));
     return RS_OK;
 }
@@ -95,6 +96,7 @@ enum rs_result cuda_op_slots(struct cuda_walk *w, struct cuda_rank *r)
     if (many)
         return cuda_op_after(w, kcu_gemm(&w->l, &a), kcu_gemm_kernels(&w->l, &a));
     if (!is_apart(w->ch)) {
+        cuda_op_note_few(w, r, op, kcu_linear_few(&w->l, &a));
         CUDA_OP_RUN(kcu_linear(&w->l, &a));
         return RS_OK;
     }
@@ -103,6 +105,7 @@ enum rs_result cuda_op_slots(struct cuda_walk *w, struct cuda_rank *r)
         one.n_mats = 1;
         one.m[0] = a.m[p];
         one.col[0] = a.col[p];
+        cuda_op_note_few(w, r, op, kcu_linear_few(&w->l, &one));
         if (one.m[0].w != NULL)
             CUDA_OP_RUN(kcu_linear(&w->l, &one));
     }

@@ -206,6 +206,10 @@ enum rs_result cuda_op_moe_gate_up(struct cuda_walk *w, struct cuda_rank *r)
         if (shared)
             cuda_op_set_q8(w, r, cuda_op_ahead(w, 4)->out[0].buf, false);
     }
+    if (!w->choosing && kcu_gated_few(&w->l, &a, shared ? &b : NULL)) {
+        cuda_op_note_few(w, r, w->op, true);
+        cuda_op_note_few(w, r, cuda_op_ahead(w, 3), shared && b.gate.w != NULL);
+    }
     CUDA_OP_RUN(kcu_gated(&w->l, &a, shared ? &b : NULL, w->choosing ? &w->route : NULL));
     w->done[w->op->index + 1] = !cuda_op_is_user(w, w->op + 1);
     if (shared) {
@@ -255,6 +259,10 @@ enum rs_result cuda_op_moe_down(struct cuda_walk *w, struct cuda_rank *r)
     const struct cuda_residual to = cuda_op_residual(w, r, has_shared && w->done[shexp->index] ? 4 : 1);
     a.x = to.x;
     a.x_pitch = to.pitch;
+    if (kcu_down_few(&w->l, &a)) {
+        cuda_op_note_few(w, r, op, true);
+        cuda_op_note_few(w, r, shexp, a.shared.w != NULL);
+    }
     CUDA_OP_RUN(kcu_down(&w->l, &a));
     w->choosing = w->int8_left = false;
     return RS_OK;

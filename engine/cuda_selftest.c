@@ -1,9 +1,10 @@
 /* See cuda_selftest.h. Kernels for many rows: cuda_selftest_many.c. */
 #include "engine/cuda_check.h"
 
-static void check_linear(struct check *t, uint32_t type, bool int8, uint32_t n, uint32_t rows, uint32_t k)
+/* Two matrices side by side. few: by tensor cores, with operands in f16. */
+static void check_linear(struct check *t, uint32_t type, bool int8, bool few, uint32_t n, uint32_t rows, uint32_t k)
 {
-    struct made a = matrix(t, type, rows, k, 1), b = matrix(t, KRN_Q8_0, 40, k, 1);
+    struct made a = matrix(t, type, rows, k, 1), b = matrix(t, few ? type : KRN_Q8_0, 40, k, 1);
     struct acts x = activations(t, n, k, int8);
     const uint32_t width = rows + 40;
     struct kcu_linear l = {.n_mats = 2,
@@ -13,7 +14,10 @@ static void check_linear(struct check *t, uint32_t type, bool int8, uint32_t n, 
                            .n = n,
                            .y_pitch = width,
                            .y = device(t, NULL, (size_t)n * width * sizeof(float))};
-    if (t->rc != RS_OK || !good(t, kcu_linear(&t->l, &l), "linear"))
+    t->l.fixed = !few;
+    const bool ran = t->rc == RS_OK && good(t, kcu_linear(&t->l, &l), "linear");
+    t->l.fixed = false;
+    if (!ran)
         return;
     const float *got = fetch(t, l.y, (size_t)n * width * sizeof(float));
     double *want = host(t, (size_t)n * width * sizeof *want);
@@ -21,9 +25,18 @@ static void check_linear(struct check *t, uint32_t type, bool int8, uint32_t n, 
         for (uint32_t r = 0; r < width; r++)
             want[(size_t)i * width + r] =
                 r < rows ? dot(a.w + (size_t)r * k, x.x + (size_t)i * k, k) : dot(b.w + (size_t)(r - rows) * k, x.x + (size_t)i * k, k);
-    result(t, distance(got, want, (size_t)n * width), 1e-5, "linear %s %s %u x %u, %u rows", krn_type_info(type)->name,
-            int8 ? "int8" : "f32", rows, k, n);
+    result(t, distance(got, want, (size_t)n * width), few ? 1e-3 : 1e-5, "linear %s %s%s %u x %u, %u rows", krn_type_info(type)->name, int8 ? "int8" : "f32",
+           few ? ", few," : "", rows, k, n);
     release(t);
+}
+
+static void check_few(struct check *t)
+{
+    static const uint32_t types[] = {KRN_Q8_0, KRN_Q4_K, KRN_Q5_K}, n[] = {3, 8, 9, 16};
+    check_linear(t, KRN_Q8_0, true, true, 3, 33, 96); /* fewer units of K than lanes */
+    for (int i = 0; i < 3; i++)
+        for (int j = t->small ? 1 : 0; j < (t->small ? 3 : 4); j++)
+            check_linear(t, types[i], true, true, n[j], 33, t->small ? 512 : j % 2 != 0 ? 2560 : 768);
 }
 
 static void check_rows(struct check *t, uint32_t type, uint32_t k)
@@ -42,13 +55,21 @@ static void check_rows(struct check *t, uint32_t type, uint32_t k)
     release(t);
 }
 
-/* Experts and a shared expert: gated projections, then down, against double. */
-static void check_moe(struct check *t, uint32_t gate_type, uint32_t down_type, bool int8, uint32_t n)
+/* Types of the experts' weights and of the shared one's up projection, and shapes. */
+struct moe {
+    uint32_t gate, up, down, shared_up, n, experts, used, k, ff, out;
+    double limit;
+};
+
+/* Experts and a shared expert: gated projections, then down, against double. c->limit is that of one product. With operands in f16 that is what
+ * rounding leaves, and of the gated ones two are multiplied, whose roundings have nothing to do with each other: there it is the root of two of it. */
+static void check_moe(struct check *t, const struct moe *c, bool int8)
 {
-    enum { E = 6, USED = 3, K = 512, FF = 256, OUT = 100 };
-    struct made gate = matrix(t, gate_type, FF, K, E), up = matrix(t, KRN_Q4_K, FF, K, E), sg = matrix(t, KRN_Q8_0, 96, K, 1),
-                su = matrix(t, KRN_Q6_K, 96, K, 1);
-    struct made down = matrix(t, down_type, OUT, FF, E), sd = matrix(t, KRN_Q8_0, OUT, 96, 1);
+    const double gated_error = t->l.fixed ? 1 : 1.41421356;
+    const uint32_t E = c->experts, USED = c->used, K = c->k, FF = c->ff, OUT = c->out, n = c->n;
+    struct made gate = matrix(t, c->gate, FF, K, E), up = matrix(t, c->up, FF, K, E), sg = matrix(t, KRN_Q8_0, 96, K, 1),
+                su = matrix(t, c->shared_up, 96, K, 1);
+    struct made down = matrix(t, c->down, OUT, FF, E), sd = matrix(t, KRN_Q8_0, OUT, 96, 1);
     struct acts x = activations(t, n, K, int8);
     int32_t *choice = host(t, (size_t)n * 2 * USED * sizeof *choice);
     for (uint32_t i = 0; i < n; i++)
@@ -90,7 +111,7 @@ static void check_moe(struct check *t, uint32_t gate_type, uint32_t down_type, b
     double *want = host(t, (size_t)n * USED * FF * sizeof *want);
     float *mine = host(t, (size_t)n * USED * FF * sizeof *mine);
     const size_t m = gated(&gate, &up, x.x, choice, n, USED, 10, act, want, mine);
-    result(t, distance(mine, want, m), 2e-5, "gated %s %s, %u rows", krn_type_info(gate_type)->name, int8 ? "int8" : "f32", n);
+    result(t, distance(mine, want, m), c->limit * gated_error, "gated %s %s, %u rows, %u x %u", krn_type_info(c->gate)->name, int8 ? "int8" : "f32", n, FF, K);
     struct kcu_down d = {.down = down.m,
                          .act = {.x = g.act, .pitch = FF, .q8 = g.q8, .q8_pitch = q8p},
                          .shared = sd.m,
@@ -114,7 +135,7 @@ static void check_moe(struct check *t, uint32_t gate_type, uint32_t down_type, b
         for (uint32_t j = 0; j <= USED; j++) {
             const int32_t e = j < USED ? choice[i * 2 * USED + j] - 10 : 0;
             const uint32_t ff = j < USED ? FF : 96;
-            if (e >= E)
+            if (e >= (int32_t)E)
                 continue;
             memcpy(v, j < USED ? act + (size_t)(i * USED + j) * FF : sact + i * 96, ff * sizeof *v);
             if (int8) {
@@ -126,8 +147,35 @@ static void check_moe(struct check *t, uint32_t gate_type, uint32_t down_type, b
                 want[i * OUT + r] +=
                     j < USED ? (double)weight * dot(down.w + ((size_t)e * OUT + r) * FF, v, FF) : dot(sd.w + (size_t)r * 96, v, 96);
         }
-    result(t, distance(y, want, (size_t)n * OUT), 2e-5, "down %s %s, %u rows", krn_type_info(down_type)->name, int8 ? "int8" : "f32", n);
+    result(t, distance(y, want, (size_t)n * OUT), c->limit, "down %s %s, %u rows, %u x %u", krn_type_info(c->down)->name, int8 ? "int8" : "f32", n, OUT, FF);
     release(t);
+}
+
+static void check_experts(struct check *t)
+{
+    static const struct moe any[] = {{KRN_Q4_K, KRN_Q4_K, KRN_Q5_K, KRN_Q6_K, 1, 6, 3, 512, 256, 100, 2e-5},
+                                     {KRN_Q5_K, KRN_Q4_K, KRN_Q6_K, KRN_Q6_K, 4, 6, 3, 512, 256, 100, 2e-5},
+                                     {KRN_Q8_0, KRN_Q4_K, KRN_Q4_K, KRN_Q6_K, 3, 6, 3, 512, 256, 100, 2e-5},
+                                     {KRN_IQ2_XXS, KRN_Q4_K, KRN_IQ3_S, KRN_Q6_K, 1, 6, 3, 512, 256, 100, 2e-5},
+                                     {KRN_MXFP4, KRN_Q4_K, KRN_IQ1_M, KRN_Q6_K, 4, 6, 3, 512, 256, 100, 2e-5}},
+        /* rows that share their experts' weights: operands are f16 (experts_few.cu). The last ones: more rows of an expert than it takes at a time */
+        few[] = {{KRN_Q4_K, KRN_Q4_K, KRN_Q5_K, KRN_Q8_0, 8, 6, 3, 512, 256, 100, 1e-3},
+                 {KRN_Q5_K, KRN_Q5_K, KRN_Q4_K, KRN_Q8_0, 5, 6, 3, 256, 512, 40, 1e-3},
+                 {KRN_Q4_K, KRN_Q4_K, KRN_Q4_K, KRN_Q8_0, 9, 6, 3, 256, 256, 50, 1e-3},
+                 {KRN_Q5_K, KRN_Q5_K, KRN_Q5_K, KRN_Q8_0, 16, 3, 2, 256, 1024, 33, 1e-3},
+                 {KRN_Q4_K, KRN_Q4_K, KRN_Q5_K, KRN_Q8_0, 16, 20, 4, 2048, 512, 300, 1e-3}};
+    enum { ANY = sizeof any / sizeof any[0], FEW = sizeof few / sizeof few[0] };
+    for (int int8 = 0; int8 < 2; int8++)
+        for (int i = 0; i < ANY; i++) {
+            t->l.fixed = true; /* nobody shares */
+            check_moe(t, &any[i], int8 != 0);
+            t->l.fixed = false;
+        }
+    for (int i = 0; i < FEW - t->small; i++) {
+        t->made_up = few[i].experts > 6;
+        check_moe(t, &few[i], true);
+        t->made_up = false;
+    }
 }
 
 /* Residual + norm, with int8 form, for widths that one block and a cluster serve. */
@@ -357,21 +405,16 @@ enum rs_result cuda_selftest(int dev, bool small, void (*report)(void *arg, cons
         for (uint32_t n = 1; n <= 9; n += n == 1 ? 2 : 3) { /* 1, 3, 6, 9 */
             if (small && n != 1 && n != 6)
                 continue;
-            check_linear(&t, type, false, n, rows, k);
+            check_linear(&t, type, false, false, n, rows, k);
             if (krn_type_info(type)->quantised)
-                check_linear(&t, type, true, n, rows, k);
+                check_linear(&t, type, true, false, n, rows, k);
         }
     }
-    check_linear(&t, KRN_Q8_0, true, 1, 33, 96);
+    check_linear(&t, KRN_Q8_0, true, false, 1, 33, 96);
     if (!small)
-        check_linear(&t, KRN_Q8_0, true, 2, 33, 5120);
-    for (int int8 = 0; int8 < 2; int8++) {
-        check_moe(&t, KRN_Q4_K, KRN_Q5_K, int8 != 0, 1);
-        check_moe(&t, KRN_Q5_K, KRN_Q6_K, int8 != 0, 4);
-        check_moe(&t, KRN_Q8_0, KRN_Q4_K, int8 != 0, 3);
-        check_moe(&t, KRN_IQ2_XXS, KRN_IQ3_S, int8 != 0, 1);
-        check_moe(&t, KRN_MXFP4, KRN_IQ1_M, int8 != 0, 4);
-    }
+        check_linear(&t, KRN_Q8_0, true, false, 2, 33, 5120);
+    check_few(&t);
+    check_experts(&t);
     check_join(&t, 1, 2048);
     check_join(&t, 3, 6144);
     if (!small)

@@ -346,6 +346,21 @@ static void check_mla_halves(struct check *t, const struct kcu_mla *with, const 
     result(t, wrong, 0, "attention's f16 form is its result rounded, %u rows", n);
 }
 
+/* Of few rows the int8 form comes along. */
+static void check_mla_int8(struct check *t, const struct kcu_mla *a, const float *o)
+{
+    const uint32_t width = a->heads * a->v;
+    const uint8_t *q8 = fetch(t, a->q8, a->b.n * a->q8_pitch);
+    uint8_t *q = host(t, a->q8_pitch);
+    double wrong = 0;
+    for (uint32_t i = 0; i < a->b.n && t->rc == RS_OK; i++) {
+        krn_q8_quant_row(o + (size_t)i * width, q, width);
+        wrong += memcmp(q, q8 + i * a->q8_pitch, width) != 0;
+        wrong += memcmp(q + krn_q8_blocks_offset(width), q8 + i * a->q8_pitch + krn_q8_blocks_offset(width), width / 32 * sizeof(struct krn_q8_block)) != 0;
+    }
+    result(t, wrong, 0, "attention's int8 form, %u rows", a->b.n);
+}
+
 /* Attention of the rows; q as the device leaves it in *rotated. */
 static const float *run_mla(struct check *t, const struct mla *m, const struct row *row, uint32_t n, const float *q, enum form form,
                             const int32_t *sel, uint32_t top_k, const float **rotated)
@@ -372,6 +387,8 @@ static const float *run_mla(struct check *t, const struct mla *m, const struct r
                         .top_k = top_k,
                         .o = device(t, NULL, (size_t)n * m->heads * m->v * 4),
                         .o_pitch = m->heads * m->v,
+                        .q8 = m->v % 32 == 0 ? device(t, NULL, n * krn_q8_row_bytes(m->heads * m->v)) : NULL,
+                        .q8_pitch = krn_q8_row_bytes((m->heads * m->v + 31) / 32 * 32),
                         .many = true,
                         .fixed = form == FIXED};
     a.scratch = device(t, NULL, form == EXPANDED ? kcu_mla_expanded_scratch(n, m->heads, m->nope, L, m->v, a.b.max_keys)
@@ -384,6 +401,8 @@ static const float *run_mla(struct check *t, const struct mla *m, const struct r
     const float *o = fetch(t, a.o, (size_t)n * m->heads * m->v * 4);
     if (form == FAST && kcu_mla_leaves_halves(&a))
         check_mla_halves(t, &a, o);
+    if (form == FAST && a.q8 != NULL && kcu_mla_leaves_int8(&a))
+        check_mla_int8(t, &a, o);
     return o;
 }
 
@@ -527,6 +546,7 @@ void cuda_selftest_many(struct check *t)
         check_mixed(t, 8, 192, 0, 140, 70, FAST);
         check_route_many(t, 20, 64, 4, 1, true);
         check_mixed(t, 5, 64, 20, 0, 60, FAST);
+        check_mixed(t, 3, 192, 0, 9, 70, FAST); /* few */
         check_mixed(t, 20, 64, 10, 9, 60, FAST);
         check_mixed(t, 20, 64, 40, 2, 60, FAST); /* asynchronous tensor cores */
         check_mixed(t, 16, 64, 9, 5, 150, FIXED);
@@ -544,6 +564,8 @@ void cuda_selftest_many(struct check *t)
     check_route_many(t, 33, 300, 6, 1, false);
     check_route_many(t, 512, 60, 5, 1, false); /* in one launch, as those of 64 experts */
     check_route_many(t, 260, 64, 4, 1, true);
+    check_mixed(t, 20, 192, 0, 8, 300, FAST); /* few */
+    check_mixed(t, 20, 192, 6, 20, 150, FAST);
     check_mixed(t, 5, 64, 130, 0, 200, FAST);
     check_mixed(t, 20, 192, 40, 9, 150, FAST);
     check_mixed(t, 20, 192, 0, 40, 300, FAST);

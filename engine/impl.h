@@ -26,6 +26,7 @@ enum op_arith {
     ARITH_F32,
     ARITH_F16,  /* both operands rounded to f16, sums in f32 */
     ARITH_INT8, /* activations rounded to int8 where the weights are quantised, as krn_q8_quant_row() does */
+    ARITH_INT8_F16, /* the same, and what comes of it and the weights to f16 */
 };
 enum choice_why { WHY_DEFAULT, WHY_PATCH, WHY_SITE, WHY_PRESET, WHY_FALLBACK };
 

@@ -53,7 +53,7 @@ static double tolerance_of(const struct capture *c, const struct op *o, uint32_t
     case OP_ROPE_Q: case OP_INDEX_Q: case OP_SILU_MUL: case OP_MOE_SILU_MUL: case OP_ROUTER: return 1e-5;
     case OP_ALLREDUCE: return c->choices[o->index].bf16 ? 1e-2 : 1e-5;
     case OP_MLA: return arith == ARITH_INT8 ? 5e-3 : arith == ARITH_F16 ? 1e-3 : 1e-4;
-    default: return arith == ARITH_F16 ? 1e-3 : 1e-4;
+    default: return arith == ARITH_F16 || arith == ARITH_INT8_F16 ? 1e-3 : 1e-4;
     }
 }
 

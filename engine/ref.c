@@ -202,7 +202,7 @@ bool ref_int8(const struct capture *c, const struct op *o, uint32_t rank, uint32
 {
     if (patch_is_user(c->cfg.patches.reg, c->choices[o->index].impl))
         return false; /* how it rounds is its own affair */
-    return capture_arith(c, o, rank) == ARITH_INT8 && krn_type_info(type)->quantised && k % 32 == 0;
+    return capture_arith(c, o, rank) >= ARITH_INT8 && krn_type_info(type)->quantised && k % 32 == 0;
 }
 
 enum rs_result ref_round(struct tensor *x, struct rs_error *err)

@@ -50,6 +50,7 @@ CUDA_SOURCES = \
 	kernels/cuda/down.cu \
 	kernels/cuda/expand.cu \
 	kernels/cuda/experts.cu \
+	kernels/cuda/experts_few.cu \
 	kernels/cuda/flash.cu \
 	kernels/cuda/flash_async.cu \
 	kernels/cuda/flash_decode.cu \
@@ -62,11 +63,13 @@ CUDA_SOURCES = \
 	kernels/cuda/head.cu \
 	kernels/cuda/heads.cu \
 	kernels/cuda/heads_async.cu \
+	kernels/cuda/heads_few.cu \
 	kernels/cuda/index.cu \
 	kernels/cuda/join.cu \
 	kernels/cuda/latent_many.cu \
 	kernels/cuda/likeliest.cu \
 	kernels/cuda/linear.cu \
+	kernels/cuda/linear_few.cu \
 	kernels/cuda/mla.cu \
 	kernels/cuda/mla_batch.cu \
 	kernels/cuda/mla_lone.cu \
@@ -85,16 +88,20 @@ EXTRA_DIST += $(CUDA_SOURCES) \
 	kernels/cuda/boxes.cuh \
 	kernels/cuda/bulk.cuh \
 	kernels/cuda/cluster.cuh \
+	kernels/cuda/codes.cuh \
 	kernels/cuda/common.cuh \
 	kernels/cuda/cuda.h \
 	kernels/cuda/divide.cuh \
 	kernels/cuda/dot.cuh \
 	kernels/cuda/experts.cuh \
+	kernels/cuda/few.cuh \
 	kernels/cuda/flash.cuh \
 	kernels/cuda/formats.cuh \
 	kernels/cuda/gemm.cuh \
 	kernels/cuda/halve.cuh \
 	kernels/cuda/head.h \
+	kernels/cuda/heads.cuh \
+	kernels/cuda/linear_few.cuh \
 	kernels/cuda/norm.cuh \
 	kernels/cuda/reduce.cuh \
 	kernels/cuda/route_parts.cuh \

@@ -102,6 +102,8 @@ struct kcu_linear {
     size_t n_room;
 };
 bool kcu_norm_linear_takes(const struct kcu_linear *a);
+/* Does a kernel of few rows take it, which makes f16 of q8 and of the weights? */
+bool kcu_linear_few(const struct kcu_launch *l, const struct kcu_linear *a);
 cudaError_t kcu_linear(const struct kcu_launch *l, const struct kcu_linear *a);
 
 /* Zeros: an empty part of a partial sum. */
@@ -214,6 +216,8 @@ struct kcu_gated {
 bool kcu_gated_leaves_int8(const struct kcu_gated *experts, const struct kcu_gated *shared, const struct kcu_route *choose);
 cudaError_t kcu_gated(const struct kcu_launch *l, const struct kcu_gated *experts, const struct kcu_gated *shared,
                       const struct kcu_route *choose);
+/* As kcu_linear_few(), of experts and the shared one or NULL, without a choice to make. */
+bool kcu_gated_few(const struct kcu_launch *l, const struct kcu_gated *experts, const struct kcu_gated *shared);
 
 /* y[row] = sum over a row's experts, in ascending order of expert, of weight * (down_e . act[pair]); then + down_s . shared act. */
 struct kcu_down {
@@ -236,6 +240,7 @@ struct kcu_down {
 };
 bool kcu_down_makes_int8(const struct kcu_down *a);
 cudaError_t kcu_down(const struct kcu_launch *l, const struct kcu_down *a);
+bool kcu_down_few(const struct kcu_launch *l, const struct kcu_down *a);
 
 /* ---- rows: join, norm, quantise ---- */
 
@@ -405,8 +410,9 @@ struct kcu_mla {
     float *half_scale;
 };
 bool kcu_mla_leaves_halves(const struct kcu_mla *a);
-/* Is it one for tensor cores? They leave o alone, without its int8 form. */
+/* Is it one for tensor cores? Of many rows they leave o alone, without its int8 form. */
 bool kcu_mla_on_cores(const struct kcu_mla *a);
+bool kcu_mla_leaves_int8(const struct kcu_mla *a);
 /* Rows of a prompt that attention takes at a time. */
 uint32_t kcu_mla_tile_rows(uint32_t heads);
 /* Enough for any launch of up to so many rows. */

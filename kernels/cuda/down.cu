@@ -274,6 +274,8 @@ extern "C" cudaError_t kcu_down(const struct kcu_launch *l, const struct kcu_dow
         return cudaErrorInvalidValue;
     if (a->makes_int8)
         return experts_down(l, a);
+    if (kcu_down_few(l, a))
+        return experts_few_down(l, a);
     const bool int8 =
         (a->down.w == NULL || a->act.q8 != NULL) && (a->shared.w == NULL || (a->shared_act.q8 != NULL && a->shared.type == KRN_Q8_0));
     switch (int8 && a->down.w != NULL ? a->down.type : KRN_TYPE_MAX) {

@@ -8,4 +8,8 @@ cudaError_t experts_gated(const struct kcu_launch *l, const struct kcu_gated *ex
                           const struct kcu_route *choose);
 cudaError_t experts_down(const struct kcu_launch *l, const struct kcu_down *a);
 
+/* The experts of a few rows, with the shared one or without (NULL), where kcu_gated_few() and kcu_down_few() say so: experts_few.cu. Sums do not have the bits of other kernels. */
+cudaError_t experts_few_gated(const struct kcu_launch *l, const struct kcu_gated *experts, const struct kcu_gated *shared);
+cudaError_t experts_few_down(const struct kcu_launch *l, const struct kcu_down *a);
+
 #endif

@@ -22,6 +22,8 @@ struct heads_gemm {
     uint32_t n; /* rows */
     bool order;     /* heads_async_run(): y in the order of kcu_halve() */
     float *factors; /* and 1 / scale of every row to here, or NULL */
+    uint8_t *q8;    /* heads_run(): where y is f32 and heads_few_takes() it also its int8 form, n_mats * rows values a row; or NULL */
+    size_t q8_pitch;
 };
 
 /* The part of absorbed queries that the latents do not see, rotated first where rotate says so (and written back): y[row][head] = scale * x. */

@@ -8,7 +8,7 @@
 enum {
     GEMM_WIDE_FROM = 1024,
     GEMM_WIDE_SIZE = 16 << 20, /* or rows times weight rows */
-    GEMM_KEPT_FROM = 128,      /* for weights that are there as f16 */
+    GEMM_KEPT_FROM = 64,       /* for weights that are there as f16 */
     GEMM_HALF_FROM = 512,      /* rows that are worth it to unpack them first */
     GEMM_HALF_ROOM = 16 << 20  /* values that stay in the second-level cache from there to the product */
 };

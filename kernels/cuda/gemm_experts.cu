@@ -4,6 +4,7 @@
  * rows: a warp's first eight are of one half of the 256, its last eight of the other, so that where the halves are gate and up a thread has both values of an
  * activation. Sums run along K in one order: a row's bits do not depend on its tile. */
 #include "kernels/cuda/boxes.cuh"
+#include "kernels/cuda/codes.cuh"
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/steps.cuh"
 #include "kernels/cuda/wgmma.cuh"
@@ -152,45 +153,6 @@ template <int T> static __device__ __forceinline__ void bring_rows(const experts
     }
 }
 
-/* Two bytes of a word as f16, each 1024 more than it is. sixes: 0x64646464 that the compiler does not know: of two constants in an instruction it moves one into
- * a register each time. */
-static __device__ __forceinline__ uint32_t spread(uint32_t x, int half, uint32_t sixes)
-{
-    return half ? __byte_perm(x, sixes, 0x4342) : __byte_perm(x, sixes, 0x4140);
-}
-
-/* Half of a lane's 64 columns of a weight row as operands: four codes of each group of 32. Scales as of steps<T>::unit_scales(), upper half bytes being taken
- * as they lie, 16 times the code. high: of Q5_K, the word of fifth bits. */
-template <int T> static __device__ __forceinline__ void operands(uint32_t w, uint32_t high, uint32_t u, const uint2 &s, uint32_t sixes, uint32_t h[2][2])
-{
-#pragma unroll
-    for (int c = 0; c < 2; c++) {
-        if constexpr (T == KRN_Q4_K) { /* l: 1152 + the lower code, so that both come out less their middle */
-            const uint32_t l = spread(and_or(w, LOW4, 0x80808080u), c, sixes), all = spread(w, c, sixes);
-            h[0][c] = fma2(sub2(l, 0x64886488u), both(s.x, 0), both(s.y, 0));
-            h[1][c] = fma2(sub2(all, l), both(s.x, 1), both(s.y, 1));
-        } else { /* the fifth bit of the upper code goes above its byte */
-            const uint32_t fifth = u < 2 ? high << (4 - 2 * u) : high >> (2 * u - 4), low = and_or(fifth, 0x10101010u, w & LOW4),
-                           above = and_or(high >> (2 * u + 1), 0x01010101u, sixes),
-                           l = spread(low, c, sixes), all = __byte_perm(w & 0xf0f0f0f0u, above, c ? 0x7362 : 0x5140);
-            h[0][c] = fma2(sub2(l, 0x64106410u), both(s.x, 0), both(s.y, 0));
-            h[1][c] = fma2(sub2(all, 0x65006500u), both(s.x, 1), both(s.y, 1));
-        }
-    }
-}
-
-/* Scales and minima of unit u, lane's own. */
-template <int T> static __device__ __forceinline__ uint2 scales_of(const uint8_t *r, uint32_t u)
-{
-    const uint4 b = *(const uint4 *)r;
-    const uint32_t pick = u % 2 ? 0x4342 : 0x4140;
-    const uint32_t sc = u / 2 ? (b.w & LOW4) | (b.y >> 2 & 0x30303030u) : b.y & 0x3f3f3f3fu,
-                   mn = u / 2 ? (b.w >> 4 & LOW4) | (b.z >> 2 & 0x30303030u) : b.z & 0x3f3f3f3fu;
-    const uint32_t d = mul2(both(b.x, 0), 0x44005400u), least = mul2(both(b.x, 1), 0xd400d400u); /* 64 and 4, -64 */
-    const uint32_t a = mul2(sub2(__byte_perm(sc, 0x64646464u, pick), 0x64006400u), d);
-    return make_uint2(a, fma2(sub2(__byte_perm(mn, 0x64646464u, pick), 0x64006400u), least, mul2(a, T == KRN_Q5_K ? 0x5c004c00u : 0x58004800u))); /* 16, 256; 8, 128 */
-}
-
 /* What a lane needs of 64 columns of its two weight rows. */
 struct lane_words {
     uint32_t w[2][2];
@@ -219,7 +181,7 @@ static __device__ __forceinline__ void multiply(const lane_words &c, const uint2
         uint32_t h[2][2][2]; /* row, group */
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            operands<T>(c.w[r][i], high[r][i], u, s[r], sixes, h[r]);
+            operands<T>(c.w[r][i], fifths(high[r][i], u), s[r], sixes, h[r]);
         wgmma_fence();
 #pragma unroll
         for (int g = 0; g < 2; g++) {
@@ -247,7 +209,7 @@ static __device__ __forceinline__ void work(const experts &p, const uint8_t *sme
         uint32_t high[2][2] = {};
         barrier_wait(&b.w_full[w.at], w.round & 1);
         lane_words now = words_of<T>(a0, 0);
-        const uint2 own[2] = {scales_of<T>(mine, lane % 4 / 2), scales_of<T>(mine, 2 + lane % 4 / 2)}; /* of two units a lane of the quad */
+        const uint2 own[2] = {scales_of<T>(*(const uint4 *)mine, lane % 4 / 2), scales_of<T>(*(const uint4 *)mine, 2 + lane % 4 / 2)}; /* of two units a lane of the quad */
 #pragma unroll
         for (int i = 0; i < 4 && T == KRN_Q5_K; i++)
             high[i / 2][i % 2] = word(a0 + i / 2 * R::HALF_BYTES + 16 + i % 2 * 16 + 4 * (lane % 4));

@@ -2,6 +2,7 @@
  * turned into f16 as they enter shared memory. A block: 64 weight rows of one head, BT rows. */
 #include "kernels/cuda/flash.cuh"
 #include "kernels/cuda/formats.cuh"
+#include "kernels/cuda/heads.cuh"
 #include "kernels/cuda/tensor.cuh"
 
 enum { THREADS = 256, BW = 64, BK = 64, STRIDE = BK + 8, SPLIT_ROWS = 16 };
@@ -78,22 +79,6 @@ template <bool HALF, int BT> struct piece {
     }
 };
 
-static __device__ void rotated(const heads_pe &p, uint32_t h, uint32_t row0, uint32_t n)
-{
-    const uint32_t half = p.rope.half;
-    for (uint32_t i = threadIdx.x; i < n * half; i += THREADS) {
-        const uint32_t row = row0 + i / half, j = i % half;
-        float2 *q = (float2 *)(p.q + row * p.q_pitch + h * p.q_head + 2 * j), v = *q;
-        if (p.rotate) {
-            const size_t angle = (size_t)p.b.pos[row] * half + j;
-            const float co = p.rope.cos[angle], si = p.rope.sin[angle];
-            v = make_float2(__fsub_rn(__fmul_rn(v.x, co), __fmul_rn(v.y, si)), __fadd_rn(__fmul_rn(v.x, si), __fmul_rn(v.y, co)));
-            *q = v;
-        }
-        *(__half2 *)(p.y + row * p.y_pitch + h * p.y_head + 2 * j) = __floats2half2_rn(v.x * p.scale, v.y * p.scale);
-    }
-}
-
 /* Queries to f16 in the order of kcu_halve(), and pe. blockIdx: rows, head. */
 static __global__ void __launch_bounds__(THREADS)
     split_kernel(const float *x, size_t x_pitch, size_t x_head, uint32_t width, uint32_t n, __half *y, const __grid_constant__ heads_pe pe, uint64_t *at)
@@ -109,7 +94,7 @@ static __global__ void __launch_bounds__(THREADS)
         *(__half2 *)(to + flash_place(c, true)) = __floats2half2_rn(v.x, v.y);
         *(__half2 *)(to + flash_place(c + 2, true)) = __floats2half2_rn(v.z, v.w);
     }
-    rotated(pe, h, row0, rows);
+    rotated(pe, h, row0, rows, THREADS);
 }
 
 cudaError_t heads_split(const struct kcu_launch *l, const float *x, size_t x_pitch, size_t x_head, uint32_t width, uint32_t n, __half *y, const struct heads_pe *pe)
@@ -129,7 +114,7 @@ static __global__ void __launch_bounds__(THREADS, BT == 128 ? 2 : 3)
     stamp(at);
     const uint32_t h = blockIdx.y, row0 = blockIdx.z * BT, w0 = blockIdx.x * BW;
     if (w0 >= g.m.rows) {
-        rotated(pe, h, row0, g.n - row0 < BT ? g.n - row0 : BT);
+        rotated(pe, h, row0, g.n - row0 < BT ? g.n - row0 : BT, THREADS);
         return;
     }
     const uint8_t *w = g.m.w + h * g.m.mat_pitch;
@@ -197,6 +182,8 @@ template <int T, int BT> static cudaError_t start(const struct kcu_launch *l, co
 
 cudaError_t heads_run(const struct kcu_launch *l, const struct heads_gemm *g, const struct heads_pe *pe)
 {
+    if (heads_few_takes(l, g))
+        return heads_few(l, g, pe);
     if (g->m.type == KRN_Q8_0)
         return g->n <= 32 ? start<KRN_Q8_0, 32>(l, g, pe) : start<KRN_Q8_0, 128>(l, g, pe);
     return g->n <= 32 ? start<-1, 32>(l, g, pe) : start<-1, 128>(l, g, pe);

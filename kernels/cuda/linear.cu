@@ -1,5 +1,6 @@
 /* A few rows of activations times a weight: every weight is read once per KCU_MAX_COLS rows. */
 #include "kernels/cuda/divide.cuh"
+#include "kernels/cuda/linear_few.cuh"
 #include "kernels/cuda/norm.cuh"
 
 enum { THREADS = 128 };
@@ -188,6 +189,8 @@ extern "C" cudaError_t kcu_linear(const struct kcu_launch *l, const struct kcu_l
 {
     shape s = {};
     uint32_t blocks[2] = {0, 0};
+    if (kcu_linear_few(l, a))
+        return linear_few(l, a);
     for (uint32_t i = 0; i < a->n_mats; i++) {
         if (a->m[i].w == NULL || a->m[i].rows == 0)
             continue;

@@ -1,15 +1,28 @@
 /* Absorbed attention of many rows: queries into the latent space head by head, tiles of prompt rows, rows that were generated, mixtures out of it. */
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/flash.cuh"
+#include "kernels/cuda/heads.cuh"
 
 enum { MIN_ROWS = 8, WIDE_ROWS = 64, FILL = 264 /* blocks that keep the device busy */, SLAB = 256 /* generated rows at a time where keys are split */, MAX_SPLITS = 32 };
 
 /* Of attention's outputs as f16: what they are multiplied by, so that those from 4e-6 to 4,000 keep all bits. Latents are normed, so outputs are of the order of v_b's weights. */
 static const float OUT_SCALE = 16;
 
+/* Short prompts stay with the kernels that round least. */
+static bool has_prompt(const struct kcu_mla *a)
+{
+    return a->b.prompt_tiles != 0;
+}
+
+/* Where all rows are generated half as many are enough. */
+static uint32_t least(const struct kcu_mla *a, uint32_t rows)
+{
+    return has_prompt(a) ? rows : rows / 2;
+}
+
 bool mla_batch_takes(const struct kcu_mla *a)
 {
-    return a->many && (a->fixed || power_above(a->b.n) >= MIN_ROWS) && a->l == FLASH_L && a->l + a->r == FLASH_D && a->cache_type == KCU_CACHE_F16 &&
+    return a->many && (a->fixed || power_above(a->b.n) >= least(a, MIN_ROWS)) && a->l == FLASH_L && a->l + a->r == FLASH_D && a->cache_type == KCU_CACHE_F16 &&
            a->nope % 32 == 0 && a->v % 2 == 0 && a->b.lists != NULL;
 }
 
@@ -30,7 +43,7 @@ static uint32_t splits_of(uint32_t rows, uint32_t heads, uint32_t max_keys, bool
 /* Asynchronous tensor cores: where a row's result may depend on the number of rows, and there are enough. */
 static bool takes_wide(const struct kcu_mla *a)
 {
-    return !a->fixed && power_above(a->b.n) >= WIDE_ROWS && a->nope <= FLASH_L && heads_async_takes(&a->k_b) && heads_async_takes(&a->v_b);
+    return !a->fixed && power_above(a->b.n) >= least(a, WIDE_ROWS) && a->nope <= FLASH_L && heads_async_takes(&a->k_b) && heads_async_takes(&a->v_b);
 }
 
 static size_t halfs(uint32_t rows, uint32_t heads)
@@ -62,6 +75,26 @@ static cudaError_t generated(const struct kcu_launch *l, const struct kcu_mla *a
     return cudaSuccess;
 }
 
+/* Mixtures out of the latent space, with the int8 form where a few rows are. */
+static struct heads_gemm carry_out(const struct kcu_mla *a, const __half *mix)
+{
+    const struct kcu_launch l = {.fixed = a->fixed || has_prompt(a)};
+    struct heads_gemm out = {};
+    out.m = a->v_b;
+    out.x = mix;
+    out.x_half = true;
+    out.x_pitch = (size_t)a->heads * FLASH_L;
+    out.x_head = FLASH_L;
+    out.y = a->o;
+    out.y_pitch = a->o_pitch;
+    out.y_head = a->v;
+    out.scale = 1;
+    out.n = a->b.n;
+    out.q8 = !takes_wide(a) && heads_few_takes(&l, &out) ? a->q8 : NULL;
+    out.q8_pitch = a->q8_pitch;
+    return out;
+}
+
 cudaError_t mla_batch(const struct kcu_launch *l, const struct kcu_mla *a)
 {
     if (a->half != NULL && !kcu_mla_leaves_halves(a))
@@ -90,7 +123,9 @@ cudaError_t mla_batch(const struct kcu_launch *l, const struct kcu_mla *a)
                                 .y_head = FLASH_D,
                                 .heads = a->heads,
                                 .scale = scale};
-    struct kcu_launch next = *l;
+    struct kcu_launch first = *l, next;
+    first.fixed = a->fixed || has_prompt(a);
+    next = first;
     next.stamp = NULL;
     const bool wide = takes_wide(a);
     cudaError_t e;
@@ -99,11 +134,11 @@ cudaError_t mla_batch(const struct kcu_launch *l, const struct kcu_mla *a)
         in.x = mix; /* which nobody needs yet */
         in.x_pitch = (size_t)a->heads * a->nope;
         in.x_head = a->nope;
-        e = heads_split(l, a->q, a->q_pitch, a->nope + a->r, a->nope, a->b.n, mix, &pe);
+        e = heads_split(&first, a->q, a->q_pitch, a->nope + a->r, a->nope, a->b.n, mix, &pe);
         if (e == cudaSuccess)
             e = heads_async_run(&next, &in);
     } else {
-        e = heads_run(l, &absorb, &pe);
+        e = heads_run(&first, &absorb, &pe);
     }
     const bool sparse = a->sel != NULL && a->b.max_keys > a->top_k;
     struct flash_args f = {};
@@ -121,17 +156,7 @@ cudaError_t mla_batch(const struct kcu_launch *l, const struct kcu_mla *a)
         e = wide ? flash_async_prompt(&next, &f, a->b.prompt_tiles) : flash_prompt(&next, &f, a->b.prompt_tiles);
     if (e == cudaSuccess && (sparse || a->b.generated != 0))
         e = generated(&next, a, &f);
-    struct heads_gemm out = {};
-    out.m = a->v_b;
-    out.x = mix;
-    out.x_half = true;
-    out.x_pitch = (size_t)a->heads * FLASH_L;
-    out.x_head = FLASH_L;
-    out.y = a->o;
-    out.y_pitch = a->o_pitch;
-    out.y_head = a->v;
-    out.scale = 1;
-    out.n = a->b.n;
+    struct heads_gemm out = carry_out(a, mix);
     if (a->half != NULL) {
         out.y = a->half;
         out.y_half = out.order = true;
@@ -145,6 +170,11 @@ cudaError_t mla_batch(const struct kcu_launch *l, const struct kcu_mla *a)
 extern "C" bool kcu_mla_leaves_halves(const struct kcu_mla *a)
 {
     return mla_batch_takes(a) && takes_wide(a);
+}
+
+extern "C" bool kcu_mla_leaves_int8(const struct kcu_mla *a)
+{
+    return !mla_batch_takes(a) || carry_out(a, NULL).q8 != NULL;
 }
 
 extern "C" uint32_t kcu_mla_tile_rows(uint32_t heads)

@@ -247,6 +247,8 @@ extern "C" cudaError_t kcu_gated(const struct kcu_launch *l, const struct kcu_ga
     uint32_t rows = 0, pairs = 0, busy = 0;
     if (there(experts) && experts->q8 == NULL && (!there(shared) || shared->q8 == NULL) && kcu_gated_leaves_int8(experts, shared, choose))
         return experts_gated(l, experts, shared, choose);
+    if (choose == NULL && kcu_gated_few(l, experts, shared))
+        return experts_few_gated(l, experts, shared);
     if (there(experts)) {
         t.experts = *experts;
         pairs = experts->n * experts->n_used;
