@@ -179,6 +179,7 @@ static __global__ void __launch_bounds__(DOWN_THREADS, 1) down_kernel(const __gr
     const uint32_t o = row0 + threadIdx.x;
     const bool writes = threadIdx.y == 0 && threadIdx.x < n;
     float before = 0;
+    pdl_release(); /* not before: the next layer's first weights would be in the way of these */
     pdl_wait();
     stamp(at);
     if (mine)
@@ -187,7 +188,6 @@ static __global__ void __launch_bounds__(DOWN_THREADS, 1) down_kernel(const __gr
         quantise_to<fmt<E>>(xs, a.act.x + s * a.act.pitch, m.k);
     __syncthreads();
     receive(barrier + s);
-    pdl_release(); /* not before: the next layer's first weights would be in the way of these */
     for (uint32_t r = threadIdx.x / 32 * GROUP + lane / LPR; r < t.rows; r += t.warps * GROUP) {
         const uint8_t *line = w + (r < n ? r : 0) * m.pitch;
         const float v = mine ? dot_shared<fmt<KRN_Q8_0>, LPR>(line, m.k, sub, xs) : dot_shared<fmt<E>, LPR>(line, m.k, sub, xs);

@@ -1,4 +1,4 @@
-/* The router: one block per expert makes a logit. The choice is made by the block that finishes last, or, for a lone row, left to whoever needs it. */
+/* The router: one block per expert, or pair of them, makes its logit. The choice is made by the block that finishes last, or, for a lone row, left to whoever needs it. */
 #include "kernels/cuda/divide.cuh"
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/router.cuh"
@@ -37,24 +37,27 @@ template <int T> static __global__ void __launch_bounds__(THREADS) route_kernel(
 }
 
 /* A lone row. NORM: of the residual stream, normed here; one block more writes the norm and its int8 form. A thread has U units of eight values, as in
- * dot_f32. */
-template <int U, bool NORM>
+ * dot_f32. P: experts of a block; where a row is long, fewer blocks that read it are faster. */
+template <int U, bool NORM, int P>
 static __global__ void __launch_bounds__(THREADS) logits_kernel(const __grid_constant__ struct kcu_route a, uint64_t *at)
 {
-    __shared__ float part[THREADS / 32], unit[U * THREADS / 4];
+    static_assert(!NORM || P == 1, "the writer is a block of its own");
+    __shared__ float part[P][THREADS / 32], unit[U * THREADS / 4];
     typedef norm_row<1, THREADS> norm;
     pdl_release();
-    const uint32_t e = blockIdx.x, units = a.gate.k / 8, tag = threadIdx.x == 0 ? tag_of(a.words) : 0;
-    const bool writer = NORM && e == a.n_experts;
-    plain_f32::raw g[U], w[U];
+    const uint32_t e0 = blockIdx.x * P, units = a.gate.k / 8, tag = threadIdx.x < P ? tag_of(a.words) : 0;
+    const bool writer = NORM && e0 == a.n_experts;
+    plain_f32::raw g[P][U], w[U];
     float4 v[U][2];
 #pragma unroll
     for (int i = 0; i < U; i++) {
         const uint32_t u = threadIdx.x + i * THREADS;
         if (u >= units)
             continue;
-        if (!writer)
-            plain_f32::fetch<EARLY>(a.gate.w + (size_t)e * a.gate.pitch, 0, u, g[i]);
+#pragma unroll
+        for (int p = 0; p < P; p++)
+            if (e0 + p < a.n_experts)
+                plain_f32::fetch<EARLY>(a.gate.w + (size_t)(e0 + p) * a.gate.pitch, 0, u, g[p][i]);
         if (NORM)
             plain_f32::fetch<EARLY>((const uint8_t *)a.pre.w, 0, u, w[i]);
     }
@@ -94,30 +97,36 @@ static __global__ void __launch_bounds__(THREADS) logits_kernel(const __grid_con
         }
         return;
     }
-    float acc = 0;
+    float acc[P] = {};
 #pragma unroll
     for (int i = 0; i < U; i++) {
         if (threadIdx.x + i * THREADS >= units)
             continue;
         float wg[8], wn[8] = {};
-        plain_f32::values(g[i], 0, wg);
         if (NORM)
             plain_f32::values(w[i], 0, wn);
         const float x[8] = {v[i][0].x, v[i][0].y, v[i][0].z, v[i][0].w, v[i][1].x, v[i][1].y, v[i][1].z, v[i][1].w};
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            acc = fmaf(wg[j], NORM ? x[j] * t * wn[j] : x[j], acc);
+        for (int p = 0; p < P; p++) {
+            plain_f32::values(g[p][i], 0, wg);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                acc[p] = fmaf(wg[j], NORM ? x[j] * t * wn[j] : x[j], acc[p]);
+        }
     }
-    acc = warp_sum(acc, 32);
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = acc;
+#pragma unroll
+    for (int p = 0; p < P; p++) {
+        acc[p] = warp_sum(acc[p], 32);
+        if (threadIdx.x % 32 == 0)
+            part[p][threadIdx.x / 32] = acc[p];
+    }
     __syncthreads();
-    if (threadIdx.x != 0)
+    if (threadIdx.x >= P || e0 + threadIdx.x >= a.n_experts)
         return;
-    float sum = part[0];
+    float sum = part[threadIdx.x][0];
     for (int i = 1; i < THREADS / 32; i++)
-        sum += part[i];
-    pass(a.words.at + e, __float_as_uint(sum), tag);
+        sum += part[threadIdx.x][i];
+    pass(a.words.at + e0 + threadIdx.x, __float_as_uint(sum), tag);
 }
 
 static __global__ void __launch_bounds__(THREADS) choose_kernel(const __grid_constant__ struct kcu_route a)
@@ -155,12 +164,13 @@ extern "C" bool kcu_logits_takes(const struct kcu_route *a)
 
 extern "C" cudaError_t kcu_logits(const struct kcu_launch *l, const struct kcu_route *a)
 {
+    enum { PAIR = 2 };
     if (a->pre.x != NULL)
-        return launch(l, logits_kernel<1, true>, dim3(a->n_experts + 1), dim3(THREADS), 0, 0, *a, l->stamp);
+        return launch(l, logits_kernel<1, true, 1>, dim3(a->n_experts + 1), dim3(THREADS), 0, 0, *a, l->stamp);
     if (a->gate.k <= 8 * THREADS)
-        return launch(l, logits_kernel<1, false>, dim3(a->n_experts), dim3(THREADS), 0, 0, *a, l->stamp);
-    divide_alike(logits_kernel<3, false>);
-    return launch(l, logits_kernel<3, false>, dim3(a->n_experts), dim3(THREADS), 0, 0, *a, l->stamp);
+        return launch(l, logits_kernel<1, false, 1>, dim3(a->n_experts), dim3(THREADS), 0, 0, *a, l->stamp);
+    divide_alike(logits_kernel<3, false, PAIR>);
+    return launch(l, logits_kernel<3, false, PAIR>, dim3((a->n_experts + PAIR - 1) / PAIR), dim3(THREADS), 0, 0, *a, l->stamp);
 }
 
 extern "C" cudaError_t kcu_choose(const struct kcu_launch *l, const struct kcu_route *a)
