@@ -5,6 +5,7 @@
  *            where it begins to load while its predecessor still runs
  *   arms     every implementation of the all-reduce, eager and in graphs: a step, the share of all-reduces, when each GPU comes to them
  *   tops     logits are looked at on the device
+ *   stamps   what the kernels' time stamps cost
  *   prefill  also steps of rows=N rows, prompts of segs=N tokens (one prompt), of them mixed=N rows generated ones at `pos` */
 #include <math.h>
 #include <stdio.h>
@@ -211,7 +212,7 @@ static enum rs_result layers_of(struct rig_config *c, const char *arg, struct rs
 
 /* What is measured. */
 struct bench {
-    bool ops, prefill, arms;
+    bool ops, prefill, arms, stamps;
     uint32_t batch, pos, steps, rows, segs, mixed;
 };
 
@@ -222,7 +223,7 @@ static void read_options(int argc, char **argv, struct rig_config *c, struct ben
         bool *on;
     } flags[] = {{"unfused", &c->unfused}, {"nopdl", &c->no_pdl}, {"f32", &c->f32}, {"nccl", &c->nccl},        {"bf16", &c->bf16},
                  {"ops", &b->ops},         {"tops", &c->tops},    {"invariant", &c->invariant}, {"prefill", &b->prefill},
-                 {"arms", &b->arms}};
+                 {"arms", &b->arms},       {"stamps", &b->stamps}};
     const struct {
         const char *name;
         uint32_t *n;
@@ -334,6 +335,36 @@ static enum rs_result bench_prefill(struct rig *r, const struct bench *b, const 
     return RS_OK;
 }
 
+/* What stamps cost: steps in a graph with and without them, in turns, by two backends with the same weights in memory twice. */
+static enum rs_result bench_stamps(struct rig *with, const struct bench *b, struct rs_error *err)
+{
+    enum { ROUNDS = 15 };
+    struct rig without;
+    struct rig_config c = with->cfg;
+    c.no_stamps = true;
+    enum rs_result rc = rig_open(&c, &without, err);
+    if (rc != RS_OK)
+        return rc;
+    double a[ROUNDS], o[ROUNDS], cost[ROUNDS], ms[3];
+    for (int i = 0; i < ROUNDS && rc == RS_OK; i++)
+        for (int k = 0; k < 2 && rc == RS_OK; k++) {
+            const bool stamped = (i + k) % 2 != 0;
+            rc = decode(stamped ? with : &without, b->batch, b->pos, true, b->steps, ms, NULL, err);
+            (stamped ? a : o)[i] = ms[0];
+        }
+    for (int i = 0; i < ROUNDS && rc == RS_OK; i++)
+        cost[i] = a[i] / o[i] - 1;
+    rig_close(&without);
+    if (rc != RS_OK)
+        return rc;
+    qsort(a, ROUNDS, sizeof *a, by_size);
+    qsort(o, ROUNDS, sizeof *o, by_size);
+    qsort(cost, ROUNDS, sizeof *cost, by_size);
+    printf("  a step %.3f ms with stamps, %.3f ms without: %.2f %% (quartiles %.2f and %.2f of %d pairs)\n", a[ROUNDS / 2], o[ROUNDS / 2],
+           cost[ROUNDS / 2] * 100, cost[ROUNDS / 4] * 100, cost[ROUNDS * 3 / 4] * 100, ROUNDS);
+    return RS_OK;
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 6) {
@@ -372,6 +403,8 @@ int main(int argc, char **argv)
     enum rs_result rc = ids == NULL ? error_set(&err, RS_ENOMEM, "out of memory") : RS_OK;
     if (rc == RS_OK && b.steps != 0 && !b.arms)
         rc = bench_decode(&r, &b, &err);
+    if (rc == RS_OK && b.stamps)
+        rc = bench_stamps(&r, &b, &err);
     if (rc == RS_OK && b.prefill)
         rc = bench_prefill(&r, &b, ids, &err);
     if (rc != RS_OK)

@@ -154,7 +154,6 @@ static void overhead(const struct rig_config *base)
         qsort(cost, ROUNDS, sizeof *cost, by_value);
         tap_diag("a step %.1f us with stamps, %.1f us without: %.2f %% (quartiles %.2f and %.2f)", a[ROUNDS / 2], b[ROUNDS / 2], cost[ROUNDS / 2] * 100,
                  cost[ROUNDS / 4] * 100, cost[ROUNDS * 3 / 4] * 100);
-        tap_ok(cost[ROUNDS / 2] < 0.03, "stamping costs less than 3 %% of a step");
     }
     rig_close(&with);
     rig_close(&without);
