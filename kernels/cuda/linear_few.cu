@@ -4,6 +4,7 @@
 
 enum {
     MAX_WARPS = 8,
+    LEAST_OUT = 64, /* so few outputs are no work, and what they are for (the indexer's weights choose keys) may hang on their last bits */
     LEAST_ROWS = 4 /* a power of two of them; of fewer the kernel for rows one by one is as fast */,
     MAX_ROWS = 2 * FEW_COLS
 };
@@ -120,7 +121,7 @@ static bool takes_mat(const struct kcu_mat *m)
 
 extern "C" bool kcu_linear_few(const struct kcu_launch *l, const struct kcu_linear *a)
 {
-    return !l->fixed && power_above(a->n) >= LEAST_ROWS && a->n <= MAX_ROWS && a->in.q8 != NULL && a->pre.x == NULL &&
+    return !l->fixed && power_above(a->n) >= LEAST_ROWS && a->m[0].rows + (a->n_mats == 2 ? a->m[1].rows : 0) >= LEAST_OUT && a->n <= MAX_ROWS && a->in.q8 != NULL && a->pre.x == NULL &&
            takes_mat(&a->m[0]) && (a->n_mats == 1 || (takes_mat(&a->m[1]) && a->m[1].type == a->m[0].type && a->m[1].k == a->m[0].k));
 }
 
